@@ -1,0 +1,260 @@
+"""What a mount should be: vfsd.toml, the command line's ``--route`` values, and the directories they imply.
+
+Owns the reading of the environment and of configuration files; nothing below the daemon reads either. Must not
+know trio, volumes or doors: it yields plain values. A mistake is a ``ConfigError`` whose text names the file and
+the line, because the person who reads it has to find the place.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+KINDS = ("state", "memory", "local")
+"""The kinds of route this version serves."""
+
+LATER_KINDS = ("store", "blob", "backend")
+"""Kinds that the configuration knows by name and this version refuses."""
+
+ENGINES = ("auto", "native", "pyfuse3")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_CONFIG = 1 << 20
+"""Bytes read of a configuration file; a longer one is a mistake, not a configuration."""
+
+
+class ConfigError(Exception):
+    """One sentence that says what is wrong and where."""
+
+
+@dataclass(frozen=True)
+class RouteSpec:
+    """``prefix`` begins and ends with ``/``; ``location`` is an absolute host path, or None for ``memory``."""
+
+    prefix: str
+    kind: str
+    location: Path | None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole mount. ``routes`` always has one for ``/``; ``furnish`` names directories to make in it when missing."""
+
+    name: str = "default"
+    thread: str = "default"
+    engine: str = "auto"
+    read_only: bool = False
+    allow_other: bool = False
+    log_level: str = "info"
+    routes: tuple[RouteSpec, ...] = ()
+    furnish: tuple[str, ...] = ()
+
+
+_SCALARS: dict[str, type] = {
+    "name": str,
+    "thread": str,
+    "engine": str,
+    "read_only": bool,
+    "allow_other": bool,
+    "log_level": str,
+}
+_ROUTE_KEYS = ("kind", "location")
+
+
+def state_home(env: Mapping[str, str] | None = None) -> Path:
+    """``$XDG_STATE_HOME/vfsd``, by default ``~/.local/state/vfsd`` (XDG Base Directory Specification 0.8)."""
+    env = os.environ if env is None else env
+    base = env.get("XDG_STATE_HOME", "")
+    # The specification: a path that is not absolute is to be ignored.
+    return (Path(base) if base.startswith("/") else Path("~/.local/state").expanduser()) / "vfsd"
+
+
+def mount_home(config: Config) -> Path:
+    """Where a mount's log is, whatever its routes."""
+    return state_home() / config.name
+
+
+def thread_home(name: str, thread: str) -> Path:
+    """Where the state routes of ``thread`` live that name no location."""
+    return state_home() / name / "threads" / thread
+
+
+def check_word(what: str, value: str) -> str:
+    """``value`` if it can be a file name here and part of a socket's path (108 bytes in all); else ConfigError."""
+    good = value and len(value) <= 64 and all(c.isalnum() or c in "._-@" for c in value) and value[0] not in ".-"
+    if not good:
+        raise ConfigError(
+            f"{what} {value!r}: use 1 to 64 letters, digits, '.', '_', '-' or '@', the first one a letter or digit"
+        )
+    return value
+
+
+def _choice(what: str, value: str, allowed: Iterable[str]) -> str:
+    if value not in allowed:
+        raise ConfigError(f"{what} {value!r} is unknown: use {', '.join(allowed)}")
+    return value
+
+
+def _prefix(text: str) -> str:
+    parts = [p for p in text.split("/") if p]
+    if not text.startswith("/") or "." in parts or ".." in parts or "\0" in text:
+        raise ConfigError(f"route prefix {text!r} must be an absolute path without '.' and '..'")
+    return "/" + "".join(p + "/" for p in parts)
+
+
+def _route(prefix: str, kind: str, location: str | None, relative_to: Path) -> RouteSpec:
+    """A checked route; its location made absolute, or left None for the default to be filled in by ``_complete``."""
+    prefix = _prefix(prefix)
+    if kind in LATER_KINDS:
+        raise ConfigError(f"route {prefix}: kind {kind!r} is not in this version yet: use {', '.join(KINDS)}")
+    _choice(f"route {prefix}: kind", kind, KINDS)
+    if kind == "local" and not location:
+        raise ConfigError(f"route {prefix}: kind 'local' needs a location, the host directory it shows")
+    if kind == "memory" and location:
+        raise ConfigError(f"route {prefix}: kind 'memory' has no location")
+    if location is None or location == "":
+        return RouteSpec(prefix, kind, None)
+    return RouteSpec(prefix, kind, Path(os.path.abspath(relative_to / Path(location).expanduser())))
+
+
+def parse_route(text: str, cwd: Path | None = None) -> RouteSpec:
+    """``PREFIX=KIND[:LOCATION]`` of the command line; a relative location is relative to ``cwd``."""
+    prefix, eq, rest = text.partition("=")
+    if not eq:
+        raise ConfigError(f"--route {text!r}: write it as PREFIX=KIND[:LOCATION], such as /work/=local:~/project")
+    kind, _, location = rest.partition(":")
+    return _route(prefix, kind, location or None, cwd or Path.cwd())
+
+
+def _line_of(text: str, *keys: str) -> int:
+    """The line (from 1) where the statement begins that first defines the key path ``keys`` in TOML ``text``.
+
+    tomllib tells no lines. The shortest run of lines that parses and has the key ends with the statement that
+    defines it; that statement begins after the longest shorter run that parses.
+    """
+    lines = text.splitlines(keepends=True)
+    begin = 1
+    for n in range(1, len(lines) + 1):
+        try:
+            value: Any = tomllib.loads("".join(lines[:n]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return begin
+        begin = n + 1
+    return 1
+
+
+def load(path: Path) -> Config:
+    """The configuration in file ``path``, routes as written (``complete`` adds the defaults); ConfigError if wrong."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_CONFIG + 1)
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}") from None
+    if len(raw) > MAX_CONFIG:
+        raise ConfigError(f"{path}: larger than {MAX_CONFIG} bytes")
+    try:
+        text = raw.decode()
+        table = tomllib.loads(text)
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8") from None
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path}: {exc}") from None
+
+    def wrong(message: str, *keys: str) -> ConfigError:
+        return ConfigError(f"{path}:{_line_of(text, *keys)}: {message}")
+
+    for key, value in table.items():
+        if key == "routes":
+            continue
+        if key not in _SCALARS:
+            raise wrong(f"unknown key {key!r} (known: {', '.join((*_SCALARS, 'routes'))})", key)
+        if not isinstance(value, _SCALARS[key]):
+            raise wrong(f"{key} must be {'true or false' if _SCALARS[key] is bool else 'a string'}", key)
+        try:
+            _check_scalar(key, value)
+        except ConfigError as exc:
+            raise wrong(str(exc), key) from None
+    scalars: dict[str, Any] = {key: table[key] for key in _SCALARS if key in table}
+    routes: dict[str, RouteSpec] = {}
+    route_tables = table.get("routes", {})
+    if not isinstance(route_tables, dict):
+        raise wrong('routes must be tables such as [routes."/work/"]', "routes")
+    for prefix, body in route_tables.items():
+        if not isinstance(body, dict):
+            raise wrong(f"unknown key {prefix!r} in [routes]", "routes", prefix)
+        for key, value in body.items():
+            if key not in _ROUTE_KEYS:
+                known = ", ".join(_ROUTE_KEYS)
+                raise wrong(f"unknown key {key!r} in route {prefix!r} (known: {known})", "routes", prefix, key)
+            if not isinstance(value, str):
+                raise wrong(f"{key} must be a string", "routes", prefix, key)
+        try:
+            if "kind" not in body:
+                raise ConfigError(f"route {prefix!r} has no kind")
+            spec = _route(prefix, body["kind"], body.get("location"), path.absolute().parent)
+            if spec.prefix in routes:
+                raise ConfigError(f"route {spec.prefix!r} is there twice")
+        except ConfigError as exc:
+            raise wrong(str(exc), "routes", prefix) from None
+        routes[spec.prefix] = spec
+    return Config(**scalars, routes=tuple(routes.values()))
+
+
+def _check_scalar(key: str, value: Any) -> None:
+    if key in ("name", "thread"):
+        check_word(key, value)
+    elif key == "engine":
+        _choice(key, value, ENGINES)
+    elif key == "log_level":
+        _choice(key, value, LOG_LEVELS)
+
+
+def complete(config: Config, routes: Iterable[RouteSpec] = (), **overrides: Any) -> Config:
+    """``config`` with the command line's ``overrides`` (None: not given) and ``routes`` put over it, and the defaults.
+
+    A missing ``/`` becomes a state route with ``/memories`` and ``/blobs`` in it; a state route without a location
+    lives under the thread's directory. Raises ConfigError for a bad value or two routes on one prefix.
+    """
+    given = {key: value for key, value in overrides.items() if value is not None}
+    for key, value in given.items():
+        _check_scalar(key, value)
+    config = replace(config, **given)
+    table = {spec.prefix: spec for spec in config.routes}
+    seen: set[str] = set()
+    for spec in routes:
+        if spec.prefix in seen:
+            raise ConfigError(f"--route {spec.prefix} is given twice")
+        seen.add(spec.prefix)
+        table[spec.prefix] = spec
+    furnish: tuple[str, ...] = ()
+    if "/" not in table:
+        table["/"] = RouteSpec("/", "state", None)
+        furnish = tuple(d for d in ("/memories", "/blobs") if d + "/" not in table)
+    home = thread_home(config.name, config.thread)
+    for prefix, spec in table.items():
+        if spec.kind == "state" and spec.location is None:
+            # "/" itself quotes to nothing, so the root volume has a name no other prefix can have.
+            table[prefix] = replace(spec, location=home / (quote(prefix.strip("/"), safe="") or "root"))
+    _check_locations(table.values())
+    return replace(config, routes=tuple(table[p] for p in sorted(table)), furnish=furnish)
+
+
+def _check_locations(routes: Iterable[RouteSpec]) -> None:
+    """No state volume may be another route's location, lie inside one, or hold one: both would write the same files."""
+    placed = [spec for spec in routes if spec.location is not None]
+    for i, one in enumerate(placed):
+        for other in placed[i + 1 :]:
+            if "state" not in (one.kind, other.kind):
+                continue
+            a, b = os.path.realpath(str(one.location)), os.path.realpath(str(other.location))
+            if a == b or a.startswith(b + "/") or b.startswith(a + "/"):
+                raise ConfigError(f"routes {one.prefix} and {other.prefix} both use {one.location}")

@@ -1,0 +1,217 @@
+"""Mountpoints as the kernel sees them: is one fit to mount on, who keeps one busy, how to get rid of one.
+
+Owns the reading of ``/proc`` mount tables and the calls of fusermount3. Must not know volumes, doors or trio. A dead or
+hung mount must not hang us: nothing here touches a path on a vfsd mount but through ``answers``, which is bounded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FSTYPE = "vfsd"
+"""How our mounts are told apart in the mount table: its file system type or source contains this word."""
+
+PROBE_SECONDS = 5.0
+
+
+class MountpointError(Exception):
+    """One sentence that says why this place can't be mounted on or unmounted."""
+
+
+class Mount(NamedTuple):
+    """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)); ``dev`` is "major:minor"."""
+
+    dev: str
+    path: str
+    fstype: str
+    source: str
+
+    @property
+    def ours(self) -> bool:
+        return self.fstype.startswith("fuse") and FSTYPE in f"{self.fstype} {self.source}"
+
+
+class Holder(NamedTuple):
+    """A process that keeps a mount busy, and by what: cwd, root, an open file, a mapping or a mount namespace."""
+
+    pid: int
+    comm: str
+    what: str
+
+
+def mounts(pid: str = "self") -> list[Mount]:
+    """The mount table of process ``pid``, lowest mount first; empty when that process is gone or not ours to see."""
+    try:
+        text = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return []
+    table = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (fstype, source) = left.split(" "), right.split(" ")[:2]
+        table.append(Mount(fields[2], _unescape(fields[4]), fstype, _unescape(source)))
+    return table
+
+
+def _unescape(text: str) -> str:
+    """The kernel writes blank, tab, newline and backslash as three octal digits (seq_path in fs/seq_file.c)."""
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
+
+
+def resolve(path: str | Path) -> str:
+    """The absolute real path of ``path``, without a look at its last component when something is mounted there."""
+    full = os.path.abspath(path)
+    plain = os.path.join(os.path.realpath(os.path.dirname(full)), os.path.basename(full))
+    return plain if mount_at(plain) else os.path.realpath(full)
+
+
+def mount_at(path: str) -> Mount | None:
+    """The topmost mount whose mountpoint is exactly ``path``, or None."""
+    found = [mount for mount in mounts() if mount.path == path]
+    return found[-1] if found else None
+
+
+def mount_holding(path: str) -> Mount | None:
+    """The mount that real path ``path`` lies in, or None in an empty mount table."""
+    best: Mount | None = None
+    for mount in mounts():
+        inside = path == mount.path or path.startswith(mount.path.rstrip("/") + "/")
+        if inside and (best is None or len(mount.path) >= len(best.path)):
+            best = mount
+    return best
+
+
+def answers(path: str, seconds: float = PROBE_SECONDS) -> OSError | None:
+    """None when stat(2) of ``path`` succeeds within ``seconds``, else its error (ETIMEDOUT when it hangs)."""
+    result: list[OSError | None] = []
+
+    def probe() -> None:
+        try:
+            os.stat(path)
+            result.append(None)
+        except OSError as exc:
+            result.append(exc)
+
+    # A thread, because stat on a mount whose daemon hangs can't be interrupted from within.
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return result[0] if result else OSError(errno.ETIMEDOUT, f"no answer in {seconds:.0f} s", path)
+
+
+def prepare(path: str) -> list[str]:
+    """Make sure that real path ``path`` can be mounted on; returns what was done about it, raises MountpointError.
+
+    A mount of ours left dead by a crash is detached (the kernel answers ENOTCONN once its daemon is gone).
+    """
+    done: list[str] = []
+    while (mount := mount_at(path)) is not None and mount.fstype.startswith("fuse"):
+        problem = answers(path)
+        if problem is None or problem.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+            what = "another vfsd" if mount.ours else f"{mount.source} ({mount.fstype})"
+            state = "" if problem is None else f", which does not answer ({problem.strerror})"
+            raise MountpointError(f"{path} is already mounted by {what}{state}: unmount it with fusermount3 -u {path}")
+        unmount(path, lazy=True)
+        done.append(f"{path} was left dead by a crash (Transport endpoint is not connected): detached it")
+    try:
+        info = os.stat(path)
+        if not stat.S_ISDIR(info.st_mode):
+            raise MountpointError(f"mountpoint {path} is not a directory")
+        with os.scandir(path) as entries:
+            if next(entries, None) is not None:
+                raise MountpointError(f"mountpoint {path} is not empty: choose an empty directory")
+    except FileNotFoundError:
+        raise MountpointError(f"mountpoint {path} does not exist: mkdir -p {path}") from None
+    except OSError as exc:
+        raise MountpointError(f"mountpoint {path}: {exc.strerror}") from None
+    if not os.access(path, os.W_OK):
+        # fusermount3 refuses a mountpoint that its caller can't write to.
+        raise MountpointError(f"mountpoint {path} is not writable for you: choose another directory")
+    return done
+
+
+def unmount(path: str, *, lazy: bool = False) -> None:
+    """Unmount ``path`` (``lazy``: detach it now, end when nothing uses it); MountpointError with the tool's own words.
+
+    May block while the kernel writes back: never call it on the loop that serves the mount.
+    """
+    if tool := shutil.which("fusermount3"):
+        command = [tool, "-u", *(["-z"] if lazy else []), "--", path]
+    else:
+        command = ["umount", *(["-l"] if lazy else []), "--", path]
+    run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if run.returncode:
+        words = run.stderr.strip() or f"{command[0]} exited with {run.returncode}"
+        raise MountpointError(words.splitlines()[-1])
+
+
+def abort(dev: str) -> None:
+    """Cut the kernel's connection of the FUSE mount with device ``dev``: every call in it ends with an error."""
+    minor = dev.partition(":")[2]
+    try:
+        Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
+    except OSError as exc:
+        raise MountpointError(f"can't abort FUSE connection {minor}: {exc.strerror}") from None
+
+
+def holders(path: str, dev: str | None = None) -> list[Holder]:
+    """The processes that use the mount at ``path`` (with device ``dev``, also those that have it in their own mount
+    namespace). Only those that /proc lets us see: as an ordinary user, one's own.
+    """
+    return [holder for pid in os.listdir("/proc") if pid.isdigit() and (holder := _holder(pid, path, dev))]
+
+
+def _holder(pid: str, path: str, dev: str | None) -> Holder | None:
+    what = next((what for what, target in _uses(pid) if target == path or target.startswith(path + "/")), None)
+    if what is None and dev is not None and _namespace(pid) not in (_namespace("self"), None):
+        what = next(("mount namespace" for mount in mounts(pid) if mount.dev == dev), None)
+    if what is None:
+        return None
+    try:
+        comm = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return Holder(int(pid), comm, what)
+
+
+def _namespace(pid: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return None
+
+
+def _uses(pid: str) -> Iterator[tuple[str, str]]:
+    """(what, path) for everything process ``pid`` holds; the links are read, never followed."""
+    base = f"/proc/{pid}"
+    for what in ("cwd", "root"):
+        try:
+            yield what, os.readlink(f"{base}/{what}")
+        except OSError:
+            continue
+    try:
+        fds = os.listdir(f"{base}/fd")
+    except OSError:
+        fds = []
+    for fd in fds:
+        try:
+            yield "open file", os.readlink(f"{base}/fd/{fd}")
+        except OSError:
+            continue
+    try:
+        with open(f"{base}/maps", errors="surrogateescape") as maps:
+            for line in maps:
+                fields = line.rstrip("\n").split(maxsplit=5)
+                if len(fields) == 6:
+                    yield "mapping", fields[5]
+    except OSError:
+        return
