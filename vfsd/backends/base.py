@@ -1,0 +1,84 @@
+"""What a tree volume asks of the place its tree is kept in.
+
+A backend stores and gives back; it judges nothing. It must not know POSIX rules, doors or the feed. ``commit`` is all
+or nothing: it raises OSError (ENOSPC, EIO, EROFS) and then nothing happened, or the changes are there and survive the
+death of the daemon (of the machine after ``sync``) as far as the kind of route promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from vfsd.core.changes import Change
+from vfsd.core.types import StatFs
+
+
+class Stored(NamedTuple):
+    """One node as the backend has it. ``blocks`` in units of 512 bytes, times in nanoseconds."""
+
+    node: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    target: bytes | None
+    blocks: int
+
+
+class VolumeError(Exception):
+    """A volume that can't be opened; the message says which, why and what to do."""
+
+
+class Backend(Protocol):
+    """The seam below a tree volume; but for ``sync`` and ``maintain`` each method is synchronous
+    and quick (local disk or memory)."""
+
+    kind: str
+
+    def root(self) -> Stored | None:
+        """The root directory, None in a volume just made."""
+
+    def next_node(self) -> int:
+        """A number above every node ever stored."""
+
+    def orphans(self) -> Sequence[Stored]:
+        """Nodes without a link, left by a daemon that ended while they were open."""
+
+    def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
+        """The entries of a directory."""
+
+    def xattrs(self, node: int) -> dict[bytes, bytes]:
+        """The extended attributes of a node."""
+
+    def read(self, node: int, offset: int, length: int) -> bytes:
+        """``length`` bytes, zeros in holes; the caller clips to the size."""
+
+    def seek(self, node: int, size: int, offset: int, hole: bool) -> int | None:
+        """SEEK_HOLE or SEEK_DATA below ``size``; None for no data."""
+
+    def blocks(self, node: int) -> int:
+        """Units of 512 bytes allocated to a node's content."""
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        """Make all changes so, or raise OSError and none."""
+
+    async def sync(self) -> None:
+        """Make all that was committed survive power loss. Raises OSError."""
+
+    async def maintain(self) -> None:
+        """Housekeeping: bound the logs, give freed space back."""
+
+    def statfs(self) -> StatFs:
+        """Space and node counts."""
+
+    def counts(self) -> tuple[int, int]:
+        """(nodes, bytes allocated)."""
+
+    def close(self) -> None:
+        """Sync and let go."""

@@ -1,0 +1,59 @@
+"""Open files and directories of one volume: ``fh`` numbers and what each one means. Pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from vfsd.core.tree import Node
+from vfsd.core.plans import fail
+
+
+class Handle:
+    """One open. ``flags`` are open(2)'s; ``names`` is a directory's snapshot, taken when a listing starts anew."""
+
+    __slots__ = ("append", "flags", "names", "node")
+
+    def __init__(self, node: Node, flags: int) -> None:
+        self.node = node
+        self.flags = flags
+        self.append = bool(flags & os.O_APPEND)
+        self.names: list[bytes] | None = None
+
+
+class Handles:
+    """The table of opens; each pins its node. ``fh`` 0 is never given out: it means "by inode"."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._open: dict[int, Handle] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, node: Node, flags: int) -> int:
+        """Pin the node and number the open."""
+        fh = self._next
+        self._next += 1
+        self._open[fh] = Handle(node, flags)
+        node.pins += 1
+        return fh
+
+    def get(self, fh: int) -> Handle:
+        """Raises EBADF."""
+        handle = self._open.get(fh)
+        if handle is None:
+            raise fail(errno.EBADF)
+        return handle
+
+    def find(self, fh: int) -> Handle | None:
+        """None for 0 and for a number no longer open."""
+        return self._open.get(fh)
+
+    def remove(self, fh: int) -> Node:
+        """Unpin and forget; returns the node. Raises EBADF."""
+        handle = self._open.pop(fh, None)
+        if handle is None:
+            raise fail(errno.EBADF)
+        handle.node.pins -= 1
+        return handle.node

@@ -1,0 +1,129 @@
+"""The tree of one volume in memory: nodes, their entries, and ``apply``, the only thing that changes them.
+
+Pure: no trio, no os, no clock. Invariants:
+- ``apply`` cannot fail for changes a plan of this tree yielded.
+- A directory's ``children`` is None (not loaded) or complete.
+- A node is in ``nodes`` while it has a link or a pin; pins are kernel lookups and handles.
+- ``parent`` and ``name`` are one place a node is linked at, the only one for a directory.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+
+from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Target
+from vfsd.core.types import ROOT_NODE, NotLoaded
+
+
+class Node:
+    """One file or directory; satisfies ``core.types.Attr``. ``id`` is the node number, ``ino`` has the volume too."""
+
+    __slots__ = (
+        "atime_ns",
+        "blocks",
+        "children",
+        "ctime_ns",
+        "gid",
+        "id",
+        "ino",
+        "mode",
+        "mtime_ns",
+        "name",
+        "nlink",
+        "parent",
+        "pins",
+        "rdev",
+        "size",
+        "target",
+        "uid",
+    )
+
+    def __init__(self, base: int, node: int) -> None:
+        self.id = node
+        self.ino = base | node if base else node
+        self.mode = self.nlink = self.uid = self.gid = self.rdev = self.size = self.blocks = 0
+        self.atime_ns = self.mtime_ns = self.ctime_ns = 0
+        self.target: bytes | None = None
+        self.children: dict[bytes, Node] | None = None
+        self.parent: Node | None = None
+        self.name = b""
+        self.pins = 0
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+
+class Tree:
+    """All nodes of one volume that are in memory; ``base`` is ``volume << NODE_BITS``."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.nodes: dict[int, Node] = {}
+        self.next_node = ROOT_NODE
+
+    def child(self, directory: Node, name: bytes) -> Node | None:
+        """The entry ``name``, None when there is none. Raises NotLoaded."""
+        children = directory.children
+        if children is None:
+            raise NotLoaded(directory.id)
+        return children.get(name)
+
+    def is_empty(self, directory: Node) -> bool:
+        """Raises NotLoaded."""
+        if directory.children is None:
+            raise NotLoaded(directory.id)
+        return not directory.children
+
+    def is_within(self, node: Node, directory: Node) -> bool:
+        """True when ``node`` is ``directory`` or below it."""
+        at: Node | None = node
+        while at is not None:
+            if at is directory:
+                return True
+            at = at.parent
+        return False
+
+    def path(self, node: Node) -> bytes | None:
+        """A path of the node from the volume's root; None when it has no link left."""
+        parts: list[bytes] = []
+        at = node
+        while at.parent is not None:
+            parts.append(at.name)
+            at = at.parent
+        return b"/" + b"/".join(reversed(parts)) if at.id == ROOT_NODE else None
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Make the changes so. Contents and extended attributes are the backend's; they leave no trace here."""
+        nodes = self.nodes
+        for c in changes:
+            kind = type(c)
+            if kind is Put:
+                self._put(c)  # type: ignore[arg-type]
+            elif kind is Dentry:
+                parent, node = nodes[c.parent], nodes[c.node]  # type: ignore[union-attr]
+                assert parent.children is not None
+                parent.children[c.name] = node  # type: ignore[union-attr]
+                node.parent, node.name = parent, c.name  # type: ignore[union-attr]
+            elif kind is NoDentry:
+                parent, gone = nodes[c.parent], nodes.get(c.node)  # type: ignore[union-attr]
+                assert parent.children is not None
+                parent.children.pop(c.name, None)  # type: ignore[union-attr]
+                if gone is not None and gone.parent is parent and gone.name == c.name:  # type: ignore[union-attr]
+                    gone.parent = None
+            elif kind is Target:
+                nodes[c.node].target = c.target  # type: ignore[union-attr]
+            elif kind is Drop:
+                nodes.pop(c.node, None)  # type: ignore[union-attr]
+
+    def _put(self, c: Put) -> None:
+        node = self.nodes.get(c.node)
+        if node is None:
+            node = self.nodes[c.node] = Node(self.base, c.node)
+            if c.node >= self.next_node:
+                self.next_node = c.node + 1
+            if stat.S_ISDIR(c.mode):
+                node.children = {}
+        _, node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size = c[:7]
+        node.atime_ns, node.mtime_ns, node.ctime_ns = c[7:]

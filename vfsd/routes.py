@@ -1,0 +1,84 @@
+"""Where volumes stand in the one tree: routes by longest prefix, and entries of the host kept out of listings.
+
+Owns the overlay: directory entries that lead to another volume than their directory's. Must not know doors. Knows
+volumes only as things with a base and a root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Any, NamedTuple
+
+from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE
+
+
+class Overlay(NamedTuple):
+    """An entry laid over a directory. ``hidden``: found but never listed. ``weak``: gives way to an entry of that name."""
+
+    ino: int
+    hidden: bool = False
+    weak: bool = False
+
+
+class Route(NamedTuple):
+    """One route as a user sees it: prefix with slashes at both ends, kind, and where its files live."""
+
+    prefix: bytes
+    kind: str
+    location: str
+    volume: Any
+
+
+class RouteTable:
+    """The volumes of a mount, by number, and the overlay that joins them."""
+
+    def __init__(self) -> None:
+        self.volumes: list[Any] = []
+        self.routes: list[Route] = []
+        self.overlays: dict[int, dict[bytes, Overlay]] = {}
+        self.mounted_at: dict[int, tuple[int, bytes]] = {}
+
+    def next_base(self) -> int:
+        """The base the next volume must have."""
+        return len(self.volumes) << NODE_BITS
+
+    def add_volume(self, volume: Any) -> None:
+        """Number a volume; its base must be ``next_base``."""
+        assert volume.base == self.next_base()
+        self.volumes.append(volume)
+
+    def overlay(self, parent: int, name: bytes, ino: int, *, hidden: bool = False, weak: bool = False) -> None:
+        """Lay an entry over directory ``parent``, which stays known to its volume from now on."""
+        self.volumes[parent >> NODE_BITS].remember(parent)
+        self.overlays.setdefault(parent, {})[name] = Overlay(ino, hidden, weak)
+        self.mounted_at.setdefault(ino, (parent, name))
+
+    def mount(self, route: Route) -> None:
+        """Number the route's volume and lay its root over the tree; routes with shorter prefixes come first.
+
+        Directories above the route that are missing are made in the volume that would hold them. The first route must
+        be ``/``. Raises OSError when the place can't be had (a file is in the way, a read-only route above).
+        """
+        self.add_volume(route.volume)
+        self.routes.append(route)
+        parts = [p for p in route.prefix.split(b"/") if p]
+        if not parts:
+            return
+        at = ROOT_NODE
+        for name in parts[:-1]:
+            at = self._enter(at, name)
+        if not stat.S_ISDIR(self.volumes[at >> NODE_BITS].getattr(at).mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(route.prefix))
+        self.overlay(at, parts[-1], route.volume.root_ino)
+
+    def _enter(self, parent: int, name: bytes) -> int:
+        laid = self.overlays.get(parent, {}).get(name)
+        if laid is not None and not laid.weak:
+            return laid.ino
+        volume = self.volumes[parent >> NODE_BITS]
+        try:
+            return int(volume.lookup(parent, name).ino)
+        except FileNotFoundError:
+            return int(volume.mkdir(parent, name, 0o755, DAEMON._replace(uid=os.geteuid(), gid=os.getegid())).ino)

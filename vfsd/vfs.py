@@ -1,0 +1,383 @@
+"""The inode API of the whole mount: what both doors call, each operation once.
+
+Owns the way from an ino to its volume, the entries that join volumes, and the two funnels every operation passes,
+``_observe`` and ``_mutate``. Must not know FUSE, sockets or any backend. Operations are coroutines so that a route may
+wait for its store; on inline volumes (``is_inline``) they finish without suspending, fsync and syncfs excepted. Every
+one raises OSError, and nothing else for want of the caller.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+from vfsd.core.plans import fail
+from vfsd.core.types import NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
+from vfsd.feed import Feed
+from vfsd.routes import Overlay, RouteTable
+from vfsd.system import SystemEntries
+
+_OVERLAY_OFFSET = 1 << 40
+"""Readdir offsets of overlaid entries begin here, above those of any volume."""
+
+
+class _JoinedAttr:
+    """The attributes of a directory that routes are mounted in: each adds a ``..`` to its link count."""
+
+    def __init__(self, attr: Attr, more: int) -> None:
+        self.ino, self.mode, self.nlink = attr.ino, attr.mode, attr.nlink + more
+        self.uid, self.gid, self.rdev, self.size, self.blocks = attr.uid, attr.gid, attr.rdev, attr.size, attr.blocks
+        self.atime_ns, self.mtime_ns, self.ctime_ns = attr.atime_ns, attr.mtime_ns, attr.ctime_ns
+
+
+class Vfs:
+    """One mount: the volumes of ``table`` as one tree whose root is ino 1."""
+
+    root_ino = ROOT_NODE
+
+    def __init__(self, table: RouteTable, feed: Feed, system: SystemEntries) -> None:
+        self.table = table
+        self._system = system
+        self.feed = feed
+        self._volumes = table.volumes
+        self._overlays = table.overlays
+        self._observed = self._mutated = 0
+
+    # -- the funnels
+
+    def _observe(self, op: str, ino: int, *args: Any) -> Any:
+        """Every operation that changes nothing passes here."""
+        self._observed += 1
+        return getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+
+    def _mutate(self, op: str, ino: int, *args: Any) -> Any:
+        """Every operation that changes the tree or contents passes here."""
+        self._mutated += 1
+        return getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+
+    # -- what the doors ask about an ino
+
+    def is_inline(self, ino: int) -> bool:
+        """True when operations on the ino's volume never suspend."""
+        return bool(self._volumes[ino >> NODE_BITS].inline)
+
+    def ttl(self, ino: int) -> float:
+        """Seconds the kernel may keep entries and attributes of the ino."""
+        return float(self._volumes[ino >> NODE_BITS].cache_seconds)
+
+    def remember(self, ino: int, n: int = 1) -> None:
+        """Raise the kernel's lookup count, in the synchronous section of the reply that gives the ino out."""
+        self._volumes[ino >> NODE_BITS].remember(ino, n)
+
+    def forget(self, ino: int, n: int) -> None:
+        """Lower the kernel's lookup count."""
+        self._volumes[ino >> NODE_BITS].forget(ino, n)
+
+    def parent_of(self, ino: int) -> int:
+        """The ino of ``..``; the root's own at the root."""
+        at = self.table.mounted_at.get(ino)
+        if at is not None:
+            return at[0]
+        return int(self._volumes[ino >> NODE_BITS].parent_of(ino))
+
+    def path_of(self, ino: int) -> bytes | None:
+        """A path of the ino in the tree, for messages and rules; None without a link."""
+        volume = self._volumes[ino >> NODE_BITS]
+        path: bytes | None = volume.path_of(ino)
+        at = self.table.mounted_at.get(volume.root_ino)
+        if path is None or at is None:
+            return path
+        above = self.path_of(at[0])
+        if above is None:
+            return None
+        prefix = above.rstrip(b"/") + b"/" + at[1]
+        return prefix if path == b"/" else prefix + path
+
+    # -- overlay
+
+    def _overlaid(self, parent: int, name: bytes) -> Overlay | None:
+        """The entry laid over ``name``, None where the volume's own counts."""
+        over = self._overlays.get(parent)
+        entry = None if over is None else over.get(name)
+        if entry is None or not entry.weak:
+            return entry
+        try:
+            self._volumes[parent >> NODE_BITS].lookup(parent, name)
+        except FileNotFoundError:
+            return entry
+        return None
+
+    def _refuse_overlaid(self, parent: int, name: bytes, code: int) -> None:
+        if parent in self._overlays and self._overlaid(parent, name) is not None:
+            raise fail(code, name)
+
+    def _joined(self, attr: Attr) -> Attr:
+        """The attributes as they show with routes mounted below."""
+        over = self._overlays.get(attr.ino)
+        if over is None:
+            return attr
+        volume = self._volumes[attr.ino >> NODE_BITS]
+        more = 0
+        for name, entry in over.items():
+            if not entry.hidden:
+                try:
+                    volume.lookup(attr.ino, name)
+                except FileNotFoundError:
+                    more += 1
+        return _JoinedAttr(attr, more) if more else attr
+
+    # -- observing
+
+    async def lookup(self, parent: int, name: bytes, caller: Caller) -> Attr:
+        """The entry ``name``; ENOENT, ENOTDIR, ENAMETOOLONG, ESTALE."""
+        if parent in self._overlays:
+            entry = self._overlaid(parent, name)
+            if entry is not None:
+                return self._joined(self._observe("getattr", entry.ino))
+        if name == b"..":
+            return await self.getattr(self.parent_of(parent), caller)
+        attr: Attr = self._observe("lookup", parent, name)
+        return self._joined(attr) if attr.ino in self._overlays else attr
+
+    async def getattr(self, ino: int, caller: Caller, fh: int | None = None) -> Attr:
+        """ESTALE when the ino is no more."""
+        attr: Attr = self._observe("getattr", ino, fh or 0)
+        return self._joined(attr) if ino in self._overlays else attr
+
+    async def readlink(self, ino: int, caller: Caller) -> bytes:
+        """EINVAL for anything but a symlink."""
+        target: bytes = self._observe("readlink", ino)
+        return target
+
+    async def read(self, ino: int, fh: int, offset: int, length: int) -> bytes | memoryview:
+        """Up to ``length`` bytes; fewer only at the end of the file. ``fh`` 0 reads by inode."""
+        data: bytes | memoryview = self._observe("read", ino, fh, offset, length)
+        return data
+
+    async def seek(self, ino: int, fh: int, offset: int, whence: int) -> int:
+        """SEEK_DATA and SEEK_HOLE; ENXIO."""
+        found: int = self._observe("seek", ino, fh, offset, whence)
+        return found
+
+    async def opendir(self, ino: int, caller: Caller) -> int:
+        """ENOTDIR."""
+        fh: int = self._observe("opendir", ino, caller)
+        return fh
+
+    async def readdir(self, ino: int, fh: int, offset: int, caller: Caller) -> Iterator[DirEntry]:
+        """Entries after ``offset`` (3 is the first entry's), without ``.`` and ``..``."""
+        over = self._overlays.get(ino)
+        if over is None:
+            entries: Iterator[DirEntry] = self._observe("readdir", ino, fh, offset)
+            return entries
+        return self._joined_entries(ino, fh, offset, over)
+
+    def _joined_entries(self, ino: int, fh: int, offset: int, over: dict[bytes, Overlay]) -> Iterator[DirEntry]:
+        if offset < _OVERLAY_OFFSET:
+            for entry in self._observe("readdir", ino, fh, offset):
+                laid = over.get(entry.name)
+                if laid is None or laid.weak:
+                    yield entry._replace(attr=self._joined(entry.attr)) if entry.attr.ino in self._overlays else entry
+        for i, (name, laid) in enumerate(list(over.items()), _OVERLAY_OFFSET + 1):
+            if not laid.hidden and i > offset:
+                yield DirEntry(name, self._joined(self._observe("getattr", laid.ino)), i)
+
+    async def children(self, ino: int, caller: Caller) -> list[tuple[bytes, Attr]]:
+        """All listed entries at once, unordered; ENOTDIR."""
+        entries: list[tuple[bytes, Attr]] = self._observe("children", ino)
+        over = self._overlays.get(ino)
+        if over is None:
+            return entries
+        entries = [(n, a) for n, a in entries if n not in over or over[n].weak]
+        return entries + [(n, self._observe("getattr", laid.ino)) for n, laid in over.items() if not laid.hidden]
+
+    async def statfs(self, ino: int) -> StatFs:
+        found: StatFs = self._observe("statfs", ino)
+        return found
+
+    async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
+        """ENODATA; EOPNOTSUPP for POSIX ACLs, which are not kept."""
+        _refuse_acl(name)
+        value: bytes = self._observe("getxattr", ino, name)
+        return value
+
+    async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
+        """Names; those of ``trusted.`` for root only (xattr(7))."""
+        names: list[bytes] = self._observe("listxattr", ino)
+        return names if caller.uid == 0 else [n for n in names if not n.startswith(b"trusted.")]
+
+    # -- mutating: names
+
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        """EEXIST, ENOENT, ENOTDIR, ENAMETOOLONG, ENOSPC, EROFS, as for all that make a name."""
+        self._refuse_overlaid(parent, name, errno.EEXIST)
+        attr: Attr = self._mutate("mknod", parent, name, mode, rdev, caller)
+        return attr
+
+    async def mkdir(self, parent: int, name: bytes, perm: int, caller: Caller) -> Attr:
+        """EMLINK too."""
+        self._refuse_overlaid(parent, name, errno.EEXIST)
+        attr: Attr = self._mutate("mkdir", parent, name, perm, caller)
+        return attr
+
+    async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        self._refuse_overlaid(parent, name, errno.EEXIST)
+        attr: Attr = self._mutate("symlink", parent, name, target, caller)
+        return attr
+
+    async def link(self, ino: int, new_parent: int, new_name: bytes, caller: Caller) -> Attr:
+        """EXDEV across routes, EPERM for a directory, EMLINK."""
+        if ino >> NODE_BITS != new_parent >> NODE_BITS:
+            raise fail(errno.EXDEV, new_name)
+        self._refuse_overlaid(new_parent, new_name, errno.EEXIST)
+        attr: Attr = self._mutate("link", ino, new_parent, new_name, caller)
+        return attr
+
+    async def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
+        """EBUSY for a route, ENOENT, EISDIR."""
+        self._refuse_overlaid(parent, name, errno.EBUSY)
+        self._mutate("unlink", parent, name, caller)
+
+    async def rmdir(self, parent: int, name: bytes, caller: Caller) -> None:
+        """EBUSY for a route, ENOENT, ENOTDIR, ENOTEMPTY (also when routes are mounted below)."""
+        self._refuse_overlaid(parent, name, errno.EBUSY)
+        self._refuse_mount_below(parent, name, errno.ENOTEMPTY)
+        self._mutate("rmdir", parent, name, caller)
+
+    def _refuse_mount_below(self, parent: int, name: bytes, code: int) -> None:
+        """A directory that a route is mounted in directly may not go."""
+        if len(self._overlays) > 1:
+            attr = self._volumes[parent >> NODE_BITS].lookup(parent, name)
+            if any(not o.weak for o in self._overlays.get(attr.ino, {}).values()):
+                raise fail(code, name)
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, caller: Caller
+    ) -> None:
+        """EXDEV across routes, EBUSY for a route, and rename(2)'s errnos."""
+        self._refuse_overlaid(parent, name, errno.EBUSY)
+        self._refuse_overlaid(new_parent, new_name, errno.EBUSY)
+        if parent >> NODE_BITS != new_parent >> NODE_BITS:
+            raise fail(errno.EXDEV, name)
+        self._mutate("rename", parent, name, new_parent, new_name, flags, caller)
+
+    # -- mutating: attributes and contents
+
+    async def setattr(self, ino: int, to: SetAttr, caller: Caller, fh: int | None = None) -> Attr:
+        """EFBIG, EINVAL, EISDIR, ENOSPC, EROFS."""
+        attr: Attr = self._mutate("setattr", ino, to, caller, fh or 0)
+        return self._joined(attr) if ino in self._overlays else attr
+
+    async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
+        """EEXIST, ENODATA, ERANGE, E2BIG; EOPNOTSUPP for POSIX ACLs."""
+        _refuse_acl(name)
+        self._mutate("setxattr", ino, name, value, flags, caller)
+
+    async def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:
+        """ENODATA; EOPNOTSUPP for POSIX ACLs."""
+        _refuse_acl(name)
+        self._mutate("removexattr", ino, name, caller)
+
+    async def write(
+        self,
+        ino: int,
+        fh: int,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        caller: Caller,
+        *,
+        append: bool = False,
+        clear_suid: bool = False,
+    ) -> int:
+        """Bytes written; EFBIG, ENOSPC, EROFS. ``append`` writes at the end as it is now."""
+        written: int = self._mutate("write", ino, fh, offset, data, caller, append, clear_suid)
+        return written
+
+    async def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Attr:
+        """The whole content anew in one commit; ESTALE unless xxh3_64 of the present content is ``expect``."""
+        attr: Attr = self._mutate("replace", ino, data, caller, expect)
+        return attr
+
+    async def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Attr:
+        """A new regular file with its content in one commit; EEXIST."""
+        self._refuse_overlaid(parent, name, errno.EEXIST)
+        attr: Attr = self._mutate("create_file", parent, name, perm, data, caller)
+        return attr
+
+    async def fallocate(self, ino: int, fh: int, mode: int, offset: int, length: int, caller: Caller) -> None:
+        """EOPNOTSUPP for modes not kept, EFBIG, EINVAL, ENOSPC."""
+        self._mutate("fallocate", ino, fh, mode, offset, length, caller)
+
+    async def copy_range(
+        self, ino_in: int, fh_in: int, off_in: int, ino_out: int, fh_out: int, off_out: int, length: int, caller: Caller
+    ) -> int:
+        """Bytes copied, 0 at the end of the source; EXDEV across routes (the kernel then copies by itself)."""
+        if ino_in >> NODE_BITS != ino_out >> NODE_BITS:
+            raise fail(errno.EXDEV)
+        copied: int = self._mutate("copy_range", ino_in, fh_in, off_in, ino_out, fh_out, off_out, length, caller)
+        return copied
+
+    # -- handles
+
+    async def open(self, ino: int, flags: int, caller: Caller) -> int:
+        """The handle; O_TRUNC is honoured. EISDIR, ELOOP, EROFS."""
+        fh: int = self._observe("open", ino, flags, caller)
+        return fh
+
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Attr, int]:
+        """A file made and opened, or opened when it is there and O_EXCL is not given."""
+        self._refuse_overlaid(parent, name, errno.EEXIST)
+        made: tuple[Attr, int] = self._mutate("create", parent, name, mode, flags, caller)
+        return made
+
+    async def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Attr, int]:
+        """A file without a name, opened."""
+        made: tuple[Attr, int] = self._mutate("tmpfile", parent, mode, flags, caller)
+        return made
+
+    async def flush(self, ino: int, fh: int, caller: Caller) -> None:
+        """At each close of a descriptor; errors of a store that writes at close."""
+        self._observe("flush", ino, fh, caller)
+
+    async def release(self, ino: int, fh: int) -> None:
+        """At the last close."""
+        self._observe("release", ino, fh)
+
+    async def releasedir(self, ino: int, fh: int) -> None:
+        self._observe("releasedir", ino, fh)
+
+    async def fsync(self, ino: int, fh: int, datasync: bool) -> None:
+        """What was acknowledged for the ino survives power loss; suspends. EIO, ENOSPC."""
+        await self._observe("fsync", ino, fh, datasync)
+
+    async def fsyncdir(self, ino: int, fh: int, datasync: bool) -> None:
+        await self._observe("fsync", ino, fh, datasync)
+
+    async def syncfs(self, ino: int) -> None:
+        """The ino's whole volume survives power loss; suspends."""
+        await self._volumes[ino >> NODE_BITS].syncfs()
+
+    async def sync_all(self) -> None:
+        """Every volume survives power loss; suspends."""
+        for volume in self._volumes:
+            await volume.syncfs()
+
+    # -- housekeeping
+
+    def add_stub(self, path: bytes) -> None:
+        """Make ``path`` a hidden, read-only directory where the tree has nothing, to bind a host directory on."""
+        self._system.add_stub(path)
+
+    def counters(self) -> dict[str, int]:
+        """Operations since the start, and the volumes' own counts added up."""
+        total = {"observed": self._observed, "mutated": self._mutated, "seq": self.feed.seq}
+        for volume in self._volumes:
+            for key, value in volume.counters().items():
+                total[key] = total.get(key, 0) + value
+        return total
+
+
+def _refuse_acl(name: bytes) -> None:
+    if name.startswith(b"system.posix_acl_"):
+        raise fail(errno.EOPNOTSUPP, name)
