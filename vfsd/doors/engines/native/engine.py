@@ -1,0 +1,458 @@
+"""Moves requests between /dev/fuse and the door.
+
+The read loop takes requests until the device is empty. A request for an inline inode is answered on the spot, by
+awaiting its handler in the loop; others get a task of their own, which an INTERRUPT cancels. Invariants: every request
+but FORGET and INTERRUPT is answered exactly once; no exception of a handler ends the loop; the request buffer is
+reused, so a request that is spawned takes a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from vfsd.core.types import Attr, Caller
+from vfsd.doors.engines.base import Options
+from vfsd.doors.engines.native import protocol as p
+from vfsd.doors.engines.native import transport
+from vfsd.doors.fuse import FuseDoor, Opened, errno_of
+from vfsd.doors.notify import Notifier
+
+log = logging.getLogger(__name__)
+
+Payload = bytes | bytearray | memoryview
+Handler = Callable[[int, memoryview, Caller], Awaitable[Payload]]
+
+SPIN = 30e-6
+"""Seconds the loop keeps asking the device after an answer: a program's next request mostly follows within them, and a
+turn through the event loop costs more. Not on a machine with one processor, where it would keep the program waiting."""
+TURN = 1e-3
+"""Seconds of requests without a break before other tasks get a turn."""
+
+_WAITING = frozenset((p.FSYNC, p.FSYNCDIR, p.SYNCFS))
+"""What suspends on every volume."""
+_SMALL = 4096
+
+
+class NativeEngine:
+    """One mount. ``run`` serves it, ``close`` unmounts it (``run`` then returns)."""
+
+    name = "native"
+
+    def __init__(self) -> None:
+        self.settled: p.Negotiated | None = None
+        self.requests = 0
+        self._fd = -1
+        self._mountpoint = ""
+        self._handlers: dict[int, Handler] = {}
+        self._tasks: dict[int, trio.CancelScope] = {}
+        self._flush = False
+
+    async def run(self, door: FuseDoor, mountpoint: str, options: Options, started: Callable[[], None]) -> None:
+        """Mounts, calls ``started`` once the kernel and we agree on the protocol, serves until the mount is gone.
+
+        Raises OSError when it cannot mount; cancelled, it takes the mount away by force.
+        """
+        self._door = door
+        self._mountpoint = mountpoint
+        self._started = started
+        self._flush = door.needs_flush is not None
+        self._handlers = self._table()
+        self._fd = await trio.to_thread.run_sync(
+            lambda: transport.mount(
+                mountpoint,
+                allow_other=options.allow_other,
+                read_only=options.read_only,
+                max_read=p.MAX_TRANSFER,
+            )
+        )
+        gone = False
+        try:
+            async with trio.open_nursery() as nursery:
+                with Notifier(door.vfs.feed, door, self.inval_inode, self.inval_entry):
+                    await self._serve(nursery)
+                gone = True
+                nursery.cancel_scope.cancel()
+        finally:
+            fd, self._fd = self._fd, -1
+            os.close(fd)  # the last descriptor: ends the connection, so that nothing can wait for us any more
+            if not gone or transport.mounted(mountpoint) is not None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_unmount_rest, mountpoint)
+            door.closed()
+
+    async def close(self, *, force: bool = False) -> None:
+        """Unmounts; EBUSY while something is open below, unless ``force`` (then what is open fails from now on)."""
+        # On a thread: umount may write back mapped pages, which this loop must answer.
+        await trio.to_thread.run_sync(lambda: transport.unmount(self._mountpoint, lazy=force))
+
+    # ---- notifications, on the notifier's thread
+
+    def inval_inode(self, ino: int, offset: int, length: int) -> None:
+        os.write(self._fd, p.inval_inode(ino, offset, length))
+
+    def inval_entry(self, parent: int, name: bytes) -> None:
+        os.write(self._fd, p.inval_entry(parent, name))
+
+    # ---- the read loop
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        fd, handlers = self._fd, self._handlers
+        readv, now, parse, is_inline = os.readv, time.perf_counter, p.parse_header, self._door.is_inline
+        buffer = bytearray(p.BUFFER_SIZE)
+        view, buffers, body_at = memoryview(buffer), [buffer], p.HEADER_SIZE
+        spin = SPIN if len(os.sched_getaffinity(0)) > 1 else 0.0
+        caller = Caller(0, 0)
+        credentials = (0, 0, 0)
+        spin_until = 0.0
+        break_at = now() + TURN
+        while True:
+            try:
+                size = readv(fd, buffers)
+            except BlockingIOError:
+                if now() < spin_until:
+                    continue
+                await trio.lowlevel.wait_readable(fd)
+                break_at = now() + TURN
+                continue
+            except OSError as e:
+                if e.errno in (errno.ENODEV, errno.ECONNABORTED):
+                    log.info("the mount is gone (%s)", errno.errorcode[e.errno or 0])
+                    return
+                if e.errno in (errno.ENOENT, errno.EINTR):  # the request was taken back before we had it
+                    continue
+                raise
+            self.requests += 1
+            try:
+                opcode, unique, ino, uid, gid, pid, end = parse(view, size)
+            except p.ProtocolError as e:
+                log.error("the kernel sent %s", e)
+                if size >= body_at:
+                    self._reply(p.IN_HEADER.unpack_from(view)[2], errno.EIO)
+                continue
+            handler = handlers.get(opcode)
+            if handler is None:
+                self._plain(opcode, unique, ino, view[body_at:end])
+                continue
+            if (uid, gid, pid) != credentials:
+                credentials = (uid, gid, pid)
+                caller = Caller(uid, gid, pid)
+            if is_inline(ino) and opcode not in _WAITING:
+                try:
+                    payload = await handler(ino, view[body_at:end], caller)
+                except Exception as e:
+                    self._reply(unique, self._failed(e, opcode, ino))
+                else:
+                    self._reply(unique, 0, payload)
+            else:
+                body = memoryview(bytes(view[body_at:end]))
+                nursery.start_soon(self._answer, handler, opcode, unique, ino, body, caller)
+            moment = now()
+            spin_until = moment + spin
+            if moment > break_at:
+                await trio.lowlevel.checkpoint()
+                break_at = now() + TURN
+
+    async def _answer(
+        self, handler: Handler, opcode: int, unique: int, ino: int, body: memoryview, caller: Caller
+    ) -> None:
+        """A request that may have to wait, in its own task."""
+        with trio.CancelScope() as scope:
+            self._tasks[unique] = scope
+            try:
+                payload = await handler(ino, body, caller)
+            except Exception as e:
+                self._reply(unique, self._failed(e, opcode, ino))
+            else:
+                self._reply(unique, 0, payload)
+            finally:
+                del self._tasks[unique]
+        if scope.cancelled_caught:
+            self._reply(unique, errno.EINTR)
+
+    def _failed(self, exc: Exception, opcode: int, ino: int) -> int:
+        return errno_of(exc, f"FUSE request {opcode} for ino {ino}")
+
+    def _reply(self, unique: int, error: int = 0, payload: Payload = b"") -> None:
+        size = len(payload)
+        try:
+            if size <= _SMALL:
+                os.write(self._fd, p.reply(unique, error, size) + payload)
+            else:
+                os.writev(self._fd, (p.reply(unique, error, size), payload))
+        except OSError as e:
+            # ENOENT: the request is no more (aborted). ENODEV: neither is the mount.
+            if e.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
+                log.error("the kernel refused a reply of %d bytes: %s", size, e)
+                if e.errno == errno.EINVAL and not error:
+                    self._reply(unique, errno.EIO)
+
+    def _plain(self, opcode: int, unique: int, ino: int, body: memoryview) -> None:
+        """Requests with no handler: those about requests, and those we do not know."""
+        if opcode == p.FORGET:
+            self._door.forget(ino, p.forget(body))
+        elif opcode == p.BATCH_FORGET:
+            try:
+                for forgotten, count in p.batch_forget(body):
+                    self._door.forget(forgotten, count)
+            except p.ProtocolError as e:
+                log.error("the kernel sent %s", e)
+        elif opcode == p.INTERRUPT:
+            # One that is not found was answered already.
+            scope = self._tasks.get(p.forget(body))
+            if scope is not None:
+                scope.cancel()
+        elif opcode == p.INIT:
+            self._init(unique, body)
+        elif opcode == p.DESTROY:
+            self._reply(unique)
+        elif opcode == p.IOCTL:
+            self._reply(unique, errno.ENOTTY)
+        else:
+            # The kernel remembers ENOSYS for most calls and asks no more, or falls back (STATX, ACCESS, POLL, FLUSH).
+            self._reply(unique, errno.ENOSYS)
+
+    def _init(self, unique: int, body: memoryview) -> None:
+        try:
+            self.settled, payload = p.negotiate(body)
+        except p.VersionError as e:
+            self._reply(unique, errno.EPROTO)
+            raise OSError(errno.EPROTO, str(e), self._mountpoint) from None
+        self._reply(unique, 0, payload)
+        if self.settled is not None:
+            log.info("FUSE 7.%d, flags %#x", self.settled.minor, self.settled.flags)
+            self._started()
+
+    # ---- one method an opcode
+
+    def _table(self) -> dict[int, Handler]:
+        table: dict[int, Handler] = {
+            p.LOOKUP: self._lookup, p.GETATTR: self._getattr, p.SETATTR: self._setattr, p.READLINK: self._readlink,
+            p.SYMLINK: self._symlink, p.MKNOD: self._mknod, p.MKDIR: self._mkdir, p.UNLINK: self._unlink,
+            p.RMDIR: self._rmdir, p.RENAME: self._rename, p.RENAME2: self._rename2, p.LINK: self._link,
+            p.OPEN: self._open, p.READ: self._read, p.WRITE: self._write, p.STATFS: self._statfs,
+            p.RELEASE: self._release, p.FSYNC: self._fsync, p.SETXATTR: self._setxattr, p.GETXATTR: self._getxattr,
+            p.LISTXATTR: self._listxattr, p.REMOVEXATTR: self._removexattr, p.OPENDIR: self._opendir,
+            p.READDIR: self._readdir, p.READDIRPLUS: self._readdirplus, p.RELEASEDIR: self._releasedir,
+            p.FSYNCDIR: self._fsyncdir, p.CREATE: self._create, p.TMPFILE: self._tmpfile,
+            p.FALLOCATE: self._fallocate, p.LSEEK: self._lseek, p.COPY_FILE_RANGE: self._copy_file_range,
+            p.COPY_FILE_RANGE_64: self._copy_file_range_64, p.SYNCFS: self._syncfs,
+        }  # fmt: skip
+        if self._flush:
+            # Without it FLUSH is answered ENOSYS, which the kernel remembers for the whole connection.
+            table[p.FLUSH] = self._do_flush
+        return table
+
+    def _entry(self, parent: int, attr: Attr) -> bytes:
+        return p.entry(attr, self._door.ttl(parent), self._door.ttl(attr.ino))
+
+    async def _lookup(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        attr = await self._door.lookup(ino, p.name_of(body), caller)
+        if attr is not None:
+            return self._entry(ino, attr)
+        ttl = self._door.ttl(ino)
+        if ttl == 0.0:
+            raise OSError(errno.ENOENT, "no such name")
+        return p.negative(ttl)
+
+    async def _getattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        return p.attr(await self._door.getattr(ino, p.getattr_in(body), caller), self._door.ttl(ino))
+
+    async def _setattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        change, fh = p.setattr_in(body, time.time_ns)
+        return p.attr(await self._door.setattr(ino, change, fh, caller), self._door.ttl(ino))
+
+    async def _readlink(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        return await self._door.readlink(ino, caller)
+
+    async def _symlink(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        name, target = p.symlink(body)
+        return self._entry(ino, await self._door.symlink(ino, name, target, caller))
+
+    async def _mknod(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        mode, rdev, name = p.mknod(body)
+        return self._entry(ino, await self._door.mknod(ino, name, mode, rdev, caller))
+
+    async def _mkdir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        perm, name = p.mkdir(body)
+        return self._entry(ino, await self._door.mkdir(ino, name, perm, caller))
+
+    async def _unlink(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.unlink(ino, p.name_of(body), caller)
+        return b""
+
+    async def _rmdir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.rmdir(ino, p.name_of(body), caller)
+        return b""
+
+    async def _rename(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        new_parent, name, new_name = p.rename(body)
+        await self._door.rename(ino, name, new_parent, new_name, 0, caller)
+        return b""
+
+    async def _rename2(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        new_parent, flags, name, new_name = p.rename2(body)
+        await self._door.rename(ino, name, new_parent, new_name, flags, caller)
+        return b""
+
+    async def _link(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        existing, name = p.link(body)
+        return self._entry(ino, await self._door.link(existing, ino, name, caller))
+
+    async def _open(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        flags, clear_suid = p.open_in(body)
+        opened = await self._door.open(ino, flags, caller, clear_suid=clear_suid)
+        return p.opened(opened.fh, _open_flags(opened))
+
+    async def _create(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        flags, mode, name = p.create(body)
+        attr, opened = await self._door.create(ino, name, mode, flags, caller)
+        return self._entry(ino, attr) + p.opened(opened.fh, _open_flags(opened))
+
+    async def _tmpfile(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        flags, mode = p.tmpfile(body)
+        attr, opened = await self._door.tmpfile(ino, mode, flags, caller)
+        return self._entry(ino, attr) + p.opened(opened.fh, _open_flags(opened))
+
+    async def _read(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, offset, length = p.read_in(body)
+        return await self._door.read(ino, fh, offset, length)
+
+    async def _write(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, offset, write_flags, flags, data = p.write_in(body)
+        size = await self._door.write(
+            ino,
+            fh,
+            offset,
+            data,
+            flags,
+            caller,
+            clear_suid=bool(write_flags & p.WRITE_KILL_SUIDGID),
+            from_cache=bool(write_flags & p.WRITE_CACHE),
+        )
+        return p.written(size)
+
+    async def _statfs(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        return p.statfs(await self._door.statfs(ino))
+
+    async def _do_flush(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.flush(ino, p.handle(body)[0], caller)
+        return b""
+
+    async def _release(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.release(ino, p.handle(body)[0])
+        return b""
+
+    async def _fsync(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, flags = p.handle(body)
+        await self._door.fsync(ino, fh, bool(flags & p.FSYNC_FDATASYNC))
+        return b""
+
+    async def _setxattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        flags, name, value = p.setxattr(body)
+        await self._door.setxattr(ino, name, bytes(value), flags, caller)
+        return b""
+
+    async def _getxattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        room, name = p.getxattr(body)
+        return _sized(await self._door.getxattr(ino, name, caller), room)
+
+    async def _listxattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        return _sized(p.names(await self._door.listxattr(ino, caller)), p.room(body))
+
+    async def _removexattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.removexattr(ino, p.xattr_name(body), caller)
+        return b""
+
+    async def _opendir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        opened = await self._door.opendir(ino, caller)
+        return p.opened(opened.fh, _open_flags(opened) & ~p.FOPEN_NOFLUSH)
+
+    async def _readdir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, offset, room = p.read_in(body)
+        out = bytearray()
+        for name, attr, following in await self._door.readdir(ino, fh, offset, caller):
+            one = p.dirent(name, attr.ino, attr.mode, following)
+            if len(out) + len(one) > room:
+                break
+            out += one
+        return out
+
+    async def _readdirplus(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, offset, room = p.read_in(body)
+        door = self._door
+        entry_ttl = door.ttl(ino)
+        out = bytearray()
+        for name, attr, following in await door.readdir(ino, fh, offset, caller):
+            one = p.dirent(name, attr.ino, attr.mode, following)
+            if len(out) + p.ENTRY_SIZE + len(one) > room:
+                break
+            if following <= 2:  # "." and "..": a nodeid of 0 tells the kernel to take no lookup
+                out += p.NO_ENTRY
+            else:
+                out += p.entry(attr, entry_ttl, door.ttl(attr.ino))
+                door.listed(attr)
+            out += one
+        return out
+
+    async def _releasedir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.releasedir(ino, p.handle(body)[0])
+        return b""
+
+    async def _fsyncdir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, flags = p.handle(body)
+        await self._door.fsyncdir(ino, fh, bool(flags & p.FSYNC_FDATASYNC))
+        return b""
+
+    async def _fallocate(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, offset, length, mode = p.fallocate(body)
+        await self._door.fallocate(ino, fh, mode, offset, length, caller)
+        return b""
+
+    async def _lseek(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh, offset, whence = p.lseek(body)
+        return p.u64(await self._door.seek(ino, fh, offset, whence))
+
+    async def _copy_file_range(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh_in, off_in, ino_out, fh_out, off_out, length = p.copy_file_range(body)
+        length = min(length, 1 << 30)  # what was copied comes back in 32 bits
+        return p.written(await self._door.copy_range(ino, fh_in, off_in, ino_out, fh_out, off_out, length, caller))
+
+    async def _copy_file_range_64(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        fh_in, off_in, ino_out, fh_out, off_out, length = p.copy_file_range(body)
+        return p.u64(await self._door.copy_range(ino, fh_in, off_in, ino_out, fh_out, off_out, length, caller))
+
+    async def _syncfs(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        await self._door.syncfs(ino)
+        return b""
+
+
+def _open_flags(opened: Opened) -> int:
+    return (
+        (p.FOPEN_DIRECT_IO if opened.direct else 0)
+        | (p.FOPEN_KEEP_CACHE if opened.keep_cache else 0)
+        | (p.FOPEN_CACHE_DIR if opened.cache_dir else 0)
+        | (0 if opened.flush else p.FOPEN_NOFLUSH)
+    )
+
+
+def _sized(value: bytes, room: int) -> bytes:
+    """An extended attribute's answer: its size when that was asked, ERANGE when it does not fit."""
+    if room == 0:
+        return p.written(len(value))
+    if len(value) > room:
+        raise OSError(errno.ERANGE, "the buffer is too small for the extended attribute")
+    return value
+
+
+def _unmount_rest(mountpoint: str) -> None:
+    try:
+        transport.unmount(mountpoint, lazy=True)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOENT):
+            log.warning("could not unmount %s: %s", mountpoint, e)
