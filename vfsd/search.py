@@ -26,7 +26,7 @@ import trio
 from wcmatch import glob as wcglob
 
 from vfsd.core.types import Attr, Caller
-from vfsd.paths import Paths
+from vfsd.paths import READ, SEARCH, Paths, may
 
 SLICE_S = 0.003
 """Longest time a search keeps the loop to itself, in seconds; it aims at two thirds of it."""
@@ -185,7 +185,7 @@ class _Walk:
         self._matcher = matcher
         self._contents = contents
         self._skip = b".git" if contents else None
-        if not may(self._caller, attr, 5):
+        if not may(self._caller, attr, READ | SEARCH):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         await self._expand(root, attr.ino)
 
@@ -215,50 +215,32 @@ class _Walk:
         matcher, caller, skip, contents = self._matcher, self._caller, self._skip, self._contents
         match = matcher.match if matcher is not None else None
         runs: list[list[_Entry]] = []
-        seen: set[bytes] = set()
-        offset = 0
-        while True:
-            entries = list(islice(await self._vfs.readdir(ino, 0, offset, caller), _BATCH))
+        entries = iter(await self._vfs.children(ino, caller))
+        while chunk := list(islice(entries, _BATCH)):
             found: list[_Entry] = []
-            for entry in entries:
-                name, attr = entry.name, entry.attr
+            for name, attr in chunk:
                 kind = attr.mode & 0o170000
                 if kind == 0o100000:
                     if (match is None or match(name, below + name)) and (
-                        not contents or (attr.size and may(caller, attr, 4))
+                        not contents or (attr.size and may(caller, attr, READ))
                     ):
                         found.append((directory + name, attr.ino, attr.size, attr.mtime_ns))
                 elif kind == 0o040000 and name != skip and (matcher is None or matcher.enters(depth, name)):
-                    if may(caller, attr, 5):
+                    if may(caller, attr, READ | SEARCH):
                         # The slash puts a directory where its files belong among its neighbours: a.c before a/b.
                         found.append((directory + name + b"/", attr.ino, 0, 0))
                     else:
                         self.unreadable = True
-            if runs or len(entries) == _BATCH:
-                # Entries made and removed between two batches may move: no name counts twice.
-                found = [item for item in found if item[0] not in seen]
-                seen.update(item[0] for item in found)
             found.sort(reverse=True)
             runs.append(found)
             await self.tick()
-            if len(entries) < _BATCH:
-                break
-            offset = entries[-1].offset
-        if len(runs) == 1:
-            self._stack += runs[0]
+        if len(runs) < 2:
+            self._stack += runs[0] if runs else []
             return
         merged = merge(*runs, reverse=True)
         while batch := list(islice(merged, _BATCH)):
             self._stack += batch
             await self.tick()
-
-
-def may(caller: Caller, attr: Attr, bits: int) -> bool:
-    """Whether the mode of ``attr`` grants ``caller`` all of ``bits`` (4 read, 2 write, 1 search); root may all."""
-    if caller.uid == 0:
-        return True
-    shift = 6 if caller.uid == attr.uid else 3 if caller.gid == attr.gid else 0
-    return (attr.mode >> shift) & bits == bits
 
 
 async def glob(
@@ -318,7 +300,7 @@ async def grep(
         elif stat.S_ISREG(attr.mode):
             whole = _whole(path)[:-1]
             name = whole.rpartition(b"/")[2]
-            if not may(caller, attr, 4):
+            if not may(caller, attr, READ):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             if matcher is None or matcher.match(name, name):
                 await search.file(whole, attr.ino, attr.size)

@@ -1,0 +1,226 @@
+"""The ``agenttools`` command: each tool once, from a shell.
+
+Owns arguments, output for people and programs, and exit codes. Exit codes: 0 done, 1 the tool could not (or grep found
+nothing), 2 wrong usage, 3 no daemon to ask; execute exits as its command did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from agenttools import tools
+from agenttools.client import Client
+from agenttools.results import ExecuteResult, GrepResult, LsResult, ReadResult, Result
+
+OK, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's own) and return the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        code = _run(parser, args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    if args.tool == "schema":
+        from agenttools.schema import TOOLS
+
+        print(json.dumps(TOOLS, indent=2))
+        return OK
+    try:
+        client = Client(socket=args.socket, name=args.name, client="agenttools-cli", timeout=None)
+    except ValueError as exc:
+        parser.error(str(exc))
+    except OSError as exc:
+        return _no_daemon(exc)
+    with client:
+        try:
+            _ = client.hello
+        except OSError as exc:
+            return _no_daemon(exc)
+        result = _call(client, args)
+    if args.json:
+        print(json.dumps({"tool": args.tool, **_plain(result), "text": result.text}))
+    elif result.error is not None:
+        print(f"agenttools: {result.error.removeprefix('Error: ')}", file=sys.stderr)
+    else:
+        _show(result, args)
+    return _exit_code(result)
+
+
+def _no_daemon(exc: OSError) -> int:
+    print(f"agenttools: {exc.strerror or exc}", file=sys.stderr)
+    return NO_DAEMON
+
+
+def _call(client: Client, args: argparse.Namespace) -> Result:
+    match args.tool:
+        case "ls":
+            return tools.ls(client, args.path, slash=args.slash)
+        case "read":
+            return tools.read(client, args.path, args.offset, args.limit)
+        case "write":
+            return tools.write(client, args.path, sys.stdin.buffer.read())
+        case "edit":
+            return tools.edit(client, args.path, args.old, args.new, args.all)
+        case "delete":
+            return tools.delete(client, args.path)
+        case "glob":
+            return tools.glob(client, args.pattern, args.path)
+        case "grep":
+            return tools.grep(
+                client, args.pattern, args.path, args.glob, max_count=args.max_count, output_mode=args.mode
+            )
+        case _:
+            return tools.execute(client, args.command, args.timeout, view=args.view, cwd=args.cwd)
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    """The fields of a result with its named tuples as objects."""
+    fields = asdict(result)
+    for key in ("entries", "matches"):
+        if fields.get(key) is not None:
+            fields[key] = [item._asdict() for item in fields[key]]
+    return fields
+
+
+def _exit_code(result: Result) -> int:
+    if result.error is not None:
+        return FAILED
+    if isinstance(result, ExecuteResult):
+        return FAILED if result.exit_code is None else result.exit_code
+    if isinstance(result, GrepResult) and not result.matches:
+        return FAILED
+    return OK
+
+
+def _show(result: Result, args: argparse.Namespace) -> None:
+    """Print a result for people: what was asked for to stdout, remarks to stderr."""
+    if isinstance(result, ReadResult):
+        _show_read(result)
+    elif isinstance(result, ExecuteResult):
+        _out(result.output)
+        for notice in result.notices:
+            _remark(notice)
+        if result.truncated:
+            _remark("output cut" + (f"; all of it is in {result.output_file}" if result.output_file else ""))
+    elif isinstance(result, GrepResult):
+        matches = result.matches or []
+        if result.output_mode == "content":
+            _out("".join(f"{match.path}:{match.line}:{match.text}\n" for match in matches))
+        else:
+            counts: dict[str, int] = {}
+            for match in matches:
+                counts[match.path] = counts.get(match.path, 0) + 1
+            lines = counts if result.output_mode == "files_with_matches" else (f"{p}:{n}" for p, n in counts.items())
+            _out("".join(f"{line}\n" for line in lines))
+        if result.truncated:
+            _remark("there are more matches than these")
+    elif isinstance(result, LsResult):
+        _out("".join(f"{entry.path}\n" for entry in result.entries or []))
+    elif args.tool == "glob":
+        _out("".join(f"{match.path}\n" for match in result.matches or []))  # type: ignore[union-attr]
+        if result.truncated:  # type: ignore[union-attr]
+            _remark("there may be more files than these")
+    else:
+        _out(result.text + "\n")
+
+
+def _show_read(result: ReadResult) -> None:
+    if result.encoding == "base64":
+        sys.stdout.buffer.write(base64.b64decode(result.content))
+        return
+    _out(result.content)
+    if result.next_offset is not None:
+        total = "" if result.total_lines is None else f" of {result.total_lines}"
+        _remark(f"lines {result.start_line}-{result.end_line}{total}; go on with --offset {result.next_offset}")
+
+
+def _out(text: str) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+
+
+def _remark(text: str) -> None:
+    sys.stdout.flush()
+    print(f"[{text.strip('[]')}]", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="agenttools", description="The file tools of a vfsd mount, from a shell.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--name", help="name of the mount (default: $VFSD_SOCKET, else the mount called default)")
+    where.add_argument("--socket", help="socket of the daemon")
+    parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
+    after = _Parser(add_help=False)
+    after.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="tool", required=True, metavar="TOOL", parser_class=_Parser)
+
+    def add(name: str, help_text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=help_text, description=help_text, parents=[after])
+
+    command = add("ls", "list a directory")
+    command.add_argument("path", nargs="?", default="/")
+    command.add_argument("-F", "--slash", action="store_true", help="end the paths of directories with a slash")
+    command = add("read", "print lines of a text file, or a small binary file whole")
+    command.add_argument("path")
+    command.add_argument("--offset", type=int, default=0, help="lines to skip")
+    command.add_argument("--limit", type=int, default=tools.READ_LIMIT, help="most lines to print (%(default)s)")
+    command = add("write", "make or overwrite a file with what comes on standard input")
+    command.add_argument("path")
+    command = add("edit", "replace a text in a file")
+    command.add_argument("path")
+    command.add_argument("old", help="text that is in the file once")
+    command.add_argument("new", help="text to put there")
+    command.add_argument("--all", action="store_true", help="replace it everywhere")
+    command = add("delete", "remove a file, a link, or a directory with all in it")
+    command.add_argument("path")
+    command = add("glob", "find files by a pattern of their names")
+    command.add_argument("pattern")
+    command.add_argument("path", nargs="?", default="/")
+    command = add("grep", "find a plain text in files")
+    command.add_argument("pattern")
+    command.add_argument("path", nargs="?", default="/")
+    command.add_argument("--glob", help="only files this pattern matches")
+    command.add_argument("--max-count", type=int, default=tools.MAX_MATCHES, help="most lines in all (%(default)s)")
+    command.add_argument(
+        "--mode",
+        choices=["content", "files_with_matches", "count"],
+        default="content",
+        help="lines, files, or lines counted by file (%(default)s)",
+    )
+    command = add("execute", "run one shell command in the tree")
+    command.add_argument("command", help="the command as one string")
+    command.add_argument("--timeout", type=float, help="seconds; 0: no limit (120)")
+    command.add_argument("--view", choices=["auto", "root", "mount"], default="auto", help="what / is for the command")
+    command.add_argument("--cwd", default="/", help="directory of the tree to run it in")
+    add("schema", "print the tools' JSON schemas")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
