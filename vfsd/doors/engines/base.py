@@ -20,7 +20,8 @@ class Engine(Protocol):
     """One mount: ``run`` mounts and serves until it is unmounted, ``close`` unmounts (EBUSY while in use)."""
 
     name: str
-    requests: int
 
+    @property
+    def requests(self) -> int: ...
     async def run(self, door: FuseDoor, mountpoint: str, options: Options, started: Callable[[], None]) -> None: ...
     async def close(self, *, force: bool = False) -> None: ...
