@@ -1,4 +1,8 @@
-"""fsck of a state volume: what must hold in a volume at rest. Reads only; used by the command line and by tests."""
+"""fsck of a state volume: what must hold in a volume at rest; used by the command line and by tests.
+
+Folds a journal left by a killed daemon first, as a start would, and changes nothing else. A mounted volume is judged as
+of its last fold.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-from vfsd.backends import schema
 from vfsd.backends.base import VolumeError
-from vfsd.backends.sqlite import connect
+from vfsd.backends.database import FORMAT, connect, lock_volume, recover
+from vfsd.backends.journal import Journal
 
 _RULES: tuple[tuple[str, str], ...] = (
     ("the root directory is missing", "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM node WHERE id=1 AND mode>>12=4)"),
@@ -73,7 +77,8 @@ def check_volume(directory: Path) -> list[str]:
         return [f"{directory} holds no volume (no tree.db)"]
     try:
         db = connect(directory, new=False)
-    except VolumeError as error:
+        _recover_if_at_rest(db, directory)
+    except (VolumeError, OSError) as error:
         return [str(error)]
     try:
         problems = [row[0] for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
@@ -83,10 +88,25 @@ def check_volume(directory: Path) -> list[str]:
         size = os.stat(directory / "data").st_size
         if size + 4096 <= end:
             problems.append(f"the data file has {size} bytes, extents reach to {end}")
-        if db.execute("PRAGMA user_version").fetchone()[0] != schema.FORMAT:
+        if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
             problems.append("the volume has another format than this vfsd writes")
         return problems
     except (sqlite3.DatabaseError, OSError) as error:
         return [f"{directory}: {error}"]
     finally:
         db.close()
+
+
+def _recover_if_at_rest(db: sqlite3.Connection, directory: Path) -> None:
+    try:
+        lock = lock_volume(directory)
+    except VolumeError:
+        return
+    try:
+        journal = Journal(directory)
+        try:
+            recover(db, journal, directory)
+        finally:
+            journal.close()
+    finally:
+        os.close(lock)

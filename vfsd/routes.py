@@ -15,7 +15,7 @@ from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE
 
 
 class Overlay(NamedTuple):
-    """An entry laid over a directory. ``hidden``: found but never listed. ``weak``: gives way to an entry of that name."""
+    """An entry laid over a directory: ``hidden`` is found but never listed, ``weak`` gives way to a real entry."""
 
     ino: int
     hidden: bool = False

@@ -134,9 +134,8 @@ class TreeVolume:
         backend.commit(changes)
         tree.apply(changes)
         for c in changes:
-            kind = type(c)
-            if kind is Write or kind is Zero or kind is Reserve:
-                node = tree.nodes.get(c.node)  # type: ignore[union-attr]
+            if isinstance(c, (Write, Zero, Reserve)):
+                node = tree.nodes.get(c.node)
                 if node is not None:
                     node.blocks = backend.blocks(node.id)
         self.commits += 1
@@ -149,7 +148,8 @@ class TreeVolume:
         directory = self.tree.nodes.get(parent & NODE_MASK)
         if directory is None or directory.children is None:
             directory = self._dir(parent)
-        node = directory.children.get(name)  # type: ignore[union-attr]
+        assert directory.children is not None
+        node = directory.children.get(name)
         if node is None:
             if name == b".":
                 return directory
@@ -200,7 +200,8 @@ class TreeVolume:
     def readdir(self, ino: int, fh: int, offset: int) -> Iterator[DirEntry]:
         """Entries after ``offset``, from a snapshot of the names that offset 0 takes anew.
 
-        An entry that stays is given once; one that goes before its turn is left out; one that comes later may be missed.
+        An entry that stays is given once; one that goes before its turn is left out; one that comes later
+        may be missed.
         """
         handle = self._handles.get(fh)
         directory = self._dir(ino)
@@ -246,13 +247,15 @@ class TreeVolume:
 
     # -- mutating: names
 
-    def _make(self, op: str, parent: int, name: bytes, mode: int, caller: Caller, **more: object) -> Node:
+    def _make(
+        self, op: str, parent: int, name: bytes, mode: int, caller: Caller, rdev: int = 0, target: bytes | None = None
+    ) -> Node:
         directory = self.tree.nodes.get(parent & NODE_MASK)
         if directory is None or directory.children is None:
             directory = self._dir(parent)
         tree = self.tree
         number = tree.next_node
-        changes = plans.make(tree, directory, name, mode, caller, self._clock(), **more)  # type: ignore[arg-type]
+        changes = plans.make(tree, directory, name, mode, caller, self._clock(), rdev=rdev, target=target)
         self._commit(caller, op, changes)
         return tree.nodes[number]
 
@@ -338,7 +341,10 @@ class TreeVolume:
         return len(data)
 
     def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Node:
-        """The whole content anew in one commit; keeps ino, mode and links. ESTALE when xxh3_64 of it is not ``expect``."""
+        """The whole content anew in one commit; keeps ino, mode and links.
+
+        ESTALE when xxh3_64 of the present content is not ``expect``.
+        """
         node = self._node(ino)
         if expect is not None and xxhash.xxh3_64_intdigest(self.read(ino, 0, 0, node.size)) != expect:
             raise fail(errno.ESTALE)
@@ -388,7 +394,7 @@ class TreeVolume:
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Node, int]:
         """open(2) with O_CREAT: opens what is there unless O_EXCL (EEXIST)."""
-        node = self._dir(parent).children.get(name)  # type: ignore[union-attr]
+        node = self.tree.child(self._dir(parent), name)
         if node is None:
             node = self._make("create", parent, name, stat.S_IFREG | (mode & 0o7777), caller)
             return node, self._handles.add(node, flags)

@@ -23,6 +23,7 @@ from sortedcontainers import SortedDict
 
 BLOCK = 4096
 _WINDOW = 256 * BLOCK
+_MAPS = 100_000
 _PUNCH = 0x03
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 
@@ -115,11 +116,13 @@ class FreeSpace:
 class ExtentFile:
     """File contents over one host descriptor.
 
-    ``fetch(node)`` gives the stored extents of a file whose map is not in memory.
+    ``fetch(node)`` gives the stored extents of a file whose map is not in memory; ``keeps(node)`` is true while the
+    store does not have them all, and the map must stay.
     """
 
-    def __init__(self, fd: int, fetch: Callable[[int], list[Extent]]) -> None:
+    def __init__(self, fd: int, fetch: Callable[[int], list[Extent]], keeps: Callable[[int], bool]) -> None:
         self.fd = fd
+        self._keeps = keeps
         self.free = FreeSpace()
         self._fetch = fetch
         self._maps: dict[int, FileMap] = {}
@@ -134,9 +137,10 @@ class ExtentFile:
         """The map of a file, fetched when not in memory."""
         found = self._maps.get(node)
         if found is None:
-            if len(self._maps) > 100_000 and not self._undo:
-                for old in list(self._maps)[:50_000]:
-                    del self._maps[old]
+            if len(self._maps) >= _MAPS and not self._undo:
+                for old in list(self._maps)[: _MAPS // 2]:
+                    if not self._keeps(old):
+                        del self._maps[old]
             found = self._maps[node] = FileMap(self._fetch(node))
         return found
 

@@ -22,7 +22,7 @@ class MemoryBackend:
     kind = "memory"
 
     def __init__(self) -> None:
-        self._data = ExtentFile(os.memfd_create("vfsd-memory"), lambda node: [])
+        self._data = ExtentFile(os.memfd_create("vfsd-memory"), lambda node: [], lambda node: True)
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
         self._nodes: set[int] = set()
         self.read = self._data.read

@@ -1,16 +1,21 @@
-"""A state volume on disk: the tree in SQLite, the contents in one extent file beside it.
+"""A state volume on disk: a journal that takes each commit, SQLite behind it, the contents in an extent file.
 
-Owns the directory ``DIR``: ``tree.db`` (WAL), ``data``, ``lock`` and ``ballast``. Must not know POSIX rules or the kernel.
+Owns the directory ``DIR``: ``journal.0``, ``journal.1``, ``tree.db`` (WAL), ``data``, ``lock``, ``ballast``. Must not
+know POSIX rules.
 
-A commit is one SQLite transaction with synchronous=NORMAL: it survives the death of the daemon at once and, after
-``sync`` (data first, then the write-ahead log), power loss. Crash window: bytes written in place before a commit that
-then fails or is never reached may be there without their mtime; they were not acknowledged.
+A commit writes new bytes to the data file, then one journal record; it survives the death of the daemon at once and,
+after ``sync`` (data first, then the journal), power loss. ``maintain`` folds the records into SQLite in a thread; a
+start replays what was not folded. Invariants:
+- The journal file being folded is emptied only after the database has its records durably.
+- Whatever has records not yet folded is in memory: nodes and loaded directories in the core's tree, extent maps and
+  extended attributes here. So what is read from the database is never out of date.
+Crash window: bytes written in place before a record that is never written may be there without their mtime; they were
+not acknowledged. Why a journal: docs/decisions/0003-journal-before-sqlite.md.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import sqlite3
@@ -19,9 +24,11 @@ from pathlib import Path
 
 import trio
 
-from vfsd.backends import schema
+from vfsd.backends import database
 from vfsd.backends.base import Stored, VolumeError
+from vfsd.backends.database import EXTENT, connect, lock_volume
 from vfsd.backends.extents import BLOCK, Extent, ExtentFile, host_fallocate
+from vfsd.backends.journal import Journal, Rows
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.plans import fail
 from vfsd.core.types import StatFs
@@ -29,92 +36,57 @@ from vfsd.core.types import StatFs
 log = logging.getLogger(__name__)
 
 _BALLAST = 4 << 20
-_WAL_BOUND = 64 << 20
 _HUGE = 1 << 31
-
-
-def lock_volume(directory: Path) -> int:
-    """Take the volume's lock; returns its descriptor. Raises VolumeError naming the pid that has it."""
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
-        raise VolumeError(f"volume {directory} is in use by pid {holder}; unmount it first (vfsd status)") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-    return fd
-
-
-def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
-    """Open the volume's database, made when absent and ``new``. Raises VolumeError (corrupt, newer, unreadable)."""
-    path = directory / "tree.db"
-    try:
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-        db.execute("PRAGMA journal_mode=WAL").fetchone()
-        db.execute("PRAGMA synchronous=NORMAL")
-        # A checkpoint inside a commit would hold the loop for an fsync; maintain() runs them in a thread.
-        db.execute("PRAGMA wal_autocheckpoint=0")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > schema.FORMAT:
-            raise VolumeError(
-                f"volume {directory} has format {version}, this vfsd reads up to {schema.FORMAT}: upgrade vfsd"
-            )
-        if version == 0 and new:
-            if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise VolumeError(f"{path} is not a vfsd volume (an unrelated SQLite database)")
-            db.executescript(
-                f"BEGIN; {schema.SCHEMA} PRAGMA application_id={schema.APPLICATION_ID};"
-                f"PRAGMA user_version={schema.FORMAT}; COMMIT"
-            )
-        db.execute("SELECT id FROM node LIMIT 1").fetchone()
-    except sqlite3.OperationalError as error:
-        raise VolumeError(f"volume {directory} can't be opened: {error}") from None
-    except sqlite3.DatabaseError as error:
-        raise VolumeError(
-            f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
-        ) from None
-    return db
+_CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, Drop, Dentry, NoDentry, Xattr))}
+assert list(_CODES.values()) == list(range(EXTENT))
 
 
 class SqliteBackend:
-    """Implements ``Backend`` in a directory of the host."""
+    """Implements ``Backend`` in a directory of the host. Raises VolumeError when it can't be opened."""
 
     kind = "state"
 
     def __init__(self, directory: Path) -> None:
         self._dir = directory
-        try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = lock_volume(directory)
-        except OSError as error:
-            raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
+        self._lock = lock_volume(directory)
         try:
             self._db = connect(directory)
-            self._execute = self._db.execute
+            self._journal = Journal(directory)
             fd = os.open(directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            database.recover(self._db, self._journal, directory)
         except OSError as error:
             os.close(self._lock)
             raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
         except VolumeError:
             os.close(self._lock)
             raise
-        self._data = ExtentFile(fd, self._fetch)
+        self._execute = self._db.execute
+        self._pending: list[Rows] = []
+        self._batch: list[Rows] = []
+        self._batch_seq = 0
+        self._unfolded: set[int] = set()
+        self._folding: set[int] = set()
+        self._xattrs: dict[int, dict[bytes, bytes]] = {}
+        self._busy = trio.Lock()
+        self._bad: str | None = None
+        self._data = ExtentFile(fd, self._fetch, self._keeps)
         self.read = self._data.read
         self.seek = self._data.seek
         self._find_free_space()
         self._last_node = self.next_node() - 1
         self._nodes: int = self._execute("SELECT count(*) FROM node").fetchone()[0]
-        self._dirty = True
         self._xattr_nodes: set[int] = {n for (n,) in self._execute("SELECT DISTINCT node FROM xattr")}
-        self._wal = os.open(directory / "tree.db-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._fill_ballast()
 
     # -- loading
 
     def _fetch(self, node: int) -> list[Extent]:
-        return self._execute("SELECT offset, length, disk FROM extent WHERE node=? ORDER BY offset", (node,)).fetchall()
+        query = "SELECT offset, length, disk FROM extent WHERE node=? ORDER BY offset"
+        return self._execute(query, (node,)).fetchall()
+
+    def _keeps(self, node: int) -> bool:
+        """True while the database does not have the node's extents as they are."""
+        return node in self._unfolded or node in self._folding
 
     def _find_free_space(self) -> None:
         free = self._data.free
@@ -127,22 +99,25 @@ class SqliteBackend:
             free.give(start, length)
 
     def root(self) -> Stored | None:
-        row = self._execute(f"SELECT {schema.STORED} FROM node n WHERE id=1").fetchone()
+        row = self._execute(f"SELECT {database.STORED} FROM node n WHERE id=1").fetchone()
         return None if row is None else Stored(*row)
 
     def next_node(self) -> int:
         return int(self._execute("SELECT coalesce(max(id), 0) + 1 FROM node").fetchone()[0])
 
     def orphans(self) -> Sequence[Stored]:
-        return [Stored(*row) for row in self._execute(f"SELECT {schema.STORED} FROM node n WHERE nlink=0")]
+        return [Stored(*row) for row in self._execute(f"SELECT {database.STORED} FROM node n WHERE nlink=0")]
 
     def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
         rows = self._execute(
-            f"SELECT d.name, {schema.STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=?", (directory,)
+            f"SELECT d.name, {database.STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=?", (directory,)
         )
         return [(row[0], Stored(*row[1:])) for row in rows]
 
     def xattrs(self, node: int) -> dict[bytes, bytes]:
+        found = self._xattrs.get(node)
+        if found is not None:
+            return found
         if node not in self._xattr_nodes:
             return {}
         return dict(self._execute("SELECT name, value FROM xattr WHERE node=?", (node,)).fetchall())
@@ -153,6 +128,8 @@ class SqliteBackend:
     # -- committing
 
     def commit(self, changes: Sequence[Change]) -> None:
+        if self._bad is not None:
+            raise fail(errno.EROFS)
         try:
             self._commit(changes)
         except OSError as error:
@@ -161,83 +138,50 @@ class SqliteBackend:
             self._commit(changes)
 
     def _commit(self, changes: Sequence[Change]) -> None:
-        data, execute = self._data, self._execute
-        self._dirty = True
+        data = self._data
+        rows: Rows = []
         try:
             for c in changes:
-                kind = type(c)
-                if kind is Write:
-                    data.write(c.node, c.offset, c.data)  # type: ignore[union-attr]
-                elif kind is Zero:
-                    data.zero(c.node, c.offset, c.end)  # type: ignore[union-attr]
-                elif kind is Reserve:
-                    data.reserve(c.node, c.offset, c.end)  # type: ignore[union-attr]
-                elif kind is Drop:
-                    data.drop(c.node)  # type: ignore[union-attr]
-                elif kind is Put and c.node > self._last_node:  # type: ignore[union-attr]
-                    self._last_node = c.node  # type: ignore[union-attr]
-                    data.new(c.node)  # type: ignore[union-attr]
-            rows = data.rows
-            if len(changes) == 1 or (len(changes) == 2 and not rows and type(changes[0]) is Write):
-                if type(changes[-1]) is Put and not rows:
-                    execute(schema.PUT, changes[-1])  # one statement is its own transaction
-                    data.end(True)
-                    return
-            execute("BEGIN IMMEDIATE")
-            for c in changes:
-                self._store(c)
-            for node, offset, length, disk in rows:
-                if length is None:
-                    execute("DELETE FROM extent WHERE node=? AND offset=?", (node, offset))
+                if type(c) is Write:
+                    data.write(c.node, c.offset, c.data)
+                elif type(c) is Zero:
+                    data.zero(c.node, c.offset, c.end)
+                elif type(c) is Reserve:
+                    data.reserve(c.node, c.offset, c.end)
                 else:
-                    execute("INSERT OR REPLACE INTO extent VALUES (?,?,?,?)", (node, offset, length, disk))
-            execute("COMMIT")
-        except BaseException as error:
+                    rows.append((_CODES[type(c)], *c))
+                    if type(c) is Drop:
+                        data.drop(c.node)
+                    elif type(c) is Put and c.node > self._last_node:
+                        self._last_node = c.node
+                        data.new(c.node)
+            for row in data.rows:
+                rows.append((EXTENT, *row))
+                self._unfolded.add(row[0])
+            self._journal.append(rows)
+        except BaseException:
             data.end(False)
-            if self._db.in_transaction:
-                execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise self._errno(error) from error
             raise
         data.end(True)
+        self._pending.append(rows)
         for c in changes:
-            if type(c) is Xattr and c.value is not None:
-                self._xattr_nodes.add(c.node)
-            elif type(c) is Drop:
-                self._xattr_nodes.discard(c.node)
-                self._nodes -= 1
-            elif type(c) is Dentry:
+            if type(c) is Dentry:
                 self._nodes += 1
+            elif type(c) is Xattr:
+                self._note_xattr(c)
+            elif type(c) is Drop:
+                self._nodes -= 1
+                self._xattr_nodes.discard(c.node)
+                self._xattrs.pop(c.node, None)
 
-    def _store(self, c: Change) -> None:
-        execute = self._execute
-        kind = type(c)
-        if kind is Put:
-            execute(schema.PUT, c)
-        elif kind is Dentry:
-            execute("INSERT OR REPLACE INTO dentry VALUES (?,?,?)", c)
-        elif kind is NoDentry:
-            execute("DELETE FROM dentry WHERE parent=? AND name=?", c[:2])
-        elif kind is Target:
-            execute("UPDATE node SET target=? WHERE id=?", (c.target, c.node))  # type: ignore[union-attr]
-        elif kind is Xattr:
-            if c.value is None:  # type: ignore[union-attr]
-                execute("DELETE FROM xattr WHERE node=? AND name=?", c[:2])
-            else:
-                execute("INSERT OR REPLACE INTO xattr VALUES (?,?,?)", c)
-        elif kind is Drop:
-            node = (c.node,)  # type: ignore[union-attr]
-            execute("DELETE FROM node WHERE id=?", node)
-            execute("DELETE FROM extent WHERE node=?", node)
-            if c.node in self._xattr_nodes:  # type: ignore[union-attr]
-                execute("DELETE FROM xattr WHERE node=?", node)
-
-    def _errno(self, error: sqlite3.Error) -> OSError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            return fail(errno.ENOSPC)
-        log.error("volume %s: %s", self._dir, error)
-        return fail(errno.EROFS if code == sqlite3.SQLITE_READONLY else errno.EIO)
+    def _note_xattr(self, c: Xattr) -> None:
+        values = dict(self.xattrs(c.node))
+        if c.value is None:
+            values.pop(c.name, None)
+        else:
+            values[c.name] = c.value
+        self._xattrs[c.node] = values
+        self._xattr_nodes.add(c.node)
 
     # -- space
 
@@ -250,13 +194,14 @@ class SqliteBackend:
             self._data.punch(runs)
             self._data.release(runs)
             roomier = True
-        if not any(type(c) in (Write, Reserve, Dentry) for c in changes) and os.path.exists(self._dir / "ballast"):
+        frees = not any(type(c) in (Write, Reserve, Dentry) for c in changes)
+        if frees and os.path.exists(self._dir / "ballast"):
             os.unlink(self._dir / "ballast")
             roomier = True
         return roomier
 
     def _fill_ballast(self) -> None:
-        """Keep some space in hand so that files can still be deleted on a full disk (each commit grows the WAL)."""
+        """Keep some space in hand so that files can still be deleted on a full disk (each record takes some)."""
         path = self._dir / "ballast"
         if path.exists():
             return
@@ -282,7 +227,7 @@ class SqliteBackend:
 
     def _fdatasync(self) -> None:
         os.fdatasync(self._data.fd)
-        os.fdatasync(self._wal)
+        self._journal.sync()
 
     async def sync(self) -> None:
         runs = self._data.drain()
@@ -290,29 +235,64 @@ class SqliteBackend:
         self._data.release(runs)
 
     async def maintain(self) -> None:
-        if not self._dirty:
+        if self._bad is not None or not (self._pending or self._batch):
             return
-        self._dirty = False
-        runs = self._data.drain()
-        await trio.to_thread.run_sync(self._checkpoint, runs)
-        self._data.release(runs)
-        if os.fstat(self._wal).st_size > _WAL_BOUND:
-            # Under steady load the thread never catches up with the last frames; a log that is fully checkpointed
-            # starts again from its beginning (sqlite.org/wal.html, "avoiding excessively large WAL files").
-            self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self._fill_ballast()
+        async with self._busy:
+            runs = self._turn()
+            try:
+                await trio.to_thread.run_sync(self._fold, runs)
+            except sqlite3.Error as error:
+                self._not_folded(error)
+            else:
+                self._folded()
+            self._data.release(runs)
 
-    def _checkpoint(self, runs: list[tuple[int, int]]) -> None:
+    def _turn(self) -> list[tuple[int, int]]:
+        """Start a new journal file, unless a failed fold still needs the other; returns the blocks freed so far."""
+        if not self._batch:
+            self._journal.rotate()
+            self._batch, self._pending = self._pending, []
+            self._batch_seq = self._journal.seq
+            self._folding, self._unfolded = self._unfolded, set()
+        return self._data.drain()
+
+    def _fold(self, runs: list[tuple[int, int]]) -> None:
         self._fdatasync()
-        db = sqlite3.connect(self._dir / "tree.db", isolation_level=None)
+        # First, so that a full disk has room for the database's own log.
+        self._data.punch(runs)
+        db = database.connect_again(self._dir)
         try:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            database.fold(db, self._batch, self._batch_seq)
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
             db.close()
-        self._data.punch(runs)
+
+    def _folded(self) -> None:
+        self._journal.clear_folded()
+        self._batch = []
+        self._folding = set()
+        if not self._pending:
+            self._xattrs.clear()
+        self._fill_ballast()
+
+    def _not_folded(self, error: sqlite3.Error) -> None:
+        """The journal keeps every record, so nothing is lost; but unless space is all it wants, no more may come."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            log.warning("volume %s: the disk is full; the journal is folded once there is space", self._dir)
+            return
+        self._bad = str(error)
+        log.error("volume %s is read-only from now on: %s; mount it again once the cause is gone", self._dir, error)
 
     def close(self) -> None:
+        """Fold what is left, if the database takes it; the next start does what could not be done."""
+        try:
+            while self._bad is None and (self._pending or self._batch):
+                self._fold(self._turn())
+                self._folded()
+        except sqlite3.Error as error:
+            log.warning("volume %s: the journal stays to be folded at the next start: %s", self._dir, error)
         self._fdatasync()
+        self._journal.close()
         self._db.close()
-        for fd in (self._data.fd, self._wal, self._lock):
+        for fd in (self._data.fd, self._lock):
             os.close(fd)

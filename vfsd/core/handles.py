@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from vfsd.core.tree import Node
 from vfsd.core.plans import fail
+from vfsd.core.tree import Node
 
 
 class Handle:

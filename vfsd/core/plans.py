@@ -276,12 +276,17 @@ def setattr(node: Node, to: SetAttr, now: int) -> list[Change]:
             node.gid if to.gid is None else to.gid,
             node.rdev,
             size,
-            node.atime_ns if to.atime_ns is None else to.atime_ns,
-            mtime if to.mtime_ns is None else to.mtime_ns,
+            node.atime_ns if to.atime_ns is None else _clamp(to.atime_ns),
+            mtime if to.mtime_ns is None else _clamp(to.mtime_ns),
             now if to.ctime_ns is None else to.ctime_ns,
         )
     )
     return changes
+
+
+def _clamp(time_ns: int) -> int:
+    """The nearest time that fits 64 bits (years 1678 to 2262), as a file system with its own limits does."""
+    return max(-(1 << 63), min(time_ns, (1 << 63) - 1))
 
 
 def without_suid(mode: int) -> int:
@@ -363,9 +368,8 @@ def fallocate(node: Node, mode: int, offset: int, length: int, now: int) -> list
     size = node.size
     grown = end if end > size and not mode & FALLOC_KEEP_SIZE else size
     changes: list[Change] = []
-    if punch or zero:
-        if offset < size:
-            changes.append(Zero(node.id, offset, min(end, size)))
+    if (punch or zero) and offset < size:
+        changes.append(Zero(node.id, offset, min(end, size)))
     if grown > size:
         changes.append(Zero(node.id, size, grown))
     if not punch:

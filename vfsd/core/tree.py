@@ -98,24 +98,23 @@ class Tree:
         """Make the changes so. Contents and extended attributes are the backend's; they leave no trace here."""
         nodes = self.nodes
         for c in changes:
-            kind = type(c)
-            if kind is Put:
-                self._put(c)  # type: ignore[arg-type]
-            elif kind is Dentry:
-                parent, node = nodes[c.parent], nodes[c.node]  # type: ignore[union-attr]
+            if type(c) is Put:
+                self._put(c)
+            elif type(c) is Dentry:
+                parent, node = nodes[c.parent], nodes[c.node]
                 assert parent.children is not None
-                parent.children[c.name] = node  # type: ignore[union-attr]
-                node.parent, node.name = parent, c.name  # type: ignore[union-attr]
-            elif kind is NoDentry:
-                parent, gone = nodes[c.parent], nodes.get(c.node)  # type: ignore[union-attr]
+                parent.children[c.name] = node
+                node.parent, node.name = parent, c.name
+            elif type(c) is NoDentry:
+                parent, gone = nodes[c.parent], nodes.get(c.node)
                 assert parent.children is not None
-                parent.children.pop(c.name, None)  # type: ignore[union-attr]
-                if gone is not None and gone.parent is parent and gone.name == c.name:  # type: ignore[union-attr]
+                parent.children.pop(c.name, None)
+                if gone is not None and gone.parent is parent and gone.name == c.name:
                     gone.parent = None
-            elif kind is Target:
-                nodes[c.node].target = c.target  # type: ignore[union-attr]
-            elif kind is Drop:
-                nodes.pop(c.node, None)  # type: ignore[union-attr]
+            elif type(c) is Target:
+                nodes[c.node].target = c.target
+            elif type(c) is Drop:
+                nodes.pop(c.node, None)
 
     def _put(self, c: Put) -> None:
         node = self.nodes.get(c.node)

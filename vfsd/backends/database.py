@@ -1,0 +1,192 @@
+"""The SQLite database of a state volume: schema, opening, and folding journal records into it.
+
+Must not know extents' meaning or the core. Times are nanoseconds, sizes and offsets bytes, names and values blobs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vfsd.backends.base import VolumeError
+from vfsd.backends.journal import Journal, Rows
+
+APPLICATION_ID = 0x76667364  # "vfsd"
+FORMAT = 1
+"""Raised whenever a volume written by this code can't be read by older code."""
+
+SCHEMA = """
+CREATE TABLE node (             -- one file, directory, symlink, FIFO, socket or device; 1 is the root directory
+  id     INTEGER PRIMARY KEY,
+  mode   INTEGER NOT NULL,      -- type bits and permission bits
+  nlink  INTEGER NOT NULL,      -- 0: unlinked while open, purged at the next start
+  uid    INTEGER NOT NULL,
+  gid    INTEGER NOT NULL,
+  rdev   INTEGER NOT NULL,      -- device number, 0 for all else
+  size   INTEGER NOT NULL,
+  atime  INTEGER NOT NULL,
+  mtime  INTEGER NOT NULL,
+  ctime  INTEGER NOT NULL,
+  target BLOB                   -- of a symlink
+);
+CREATE TABLE dentry (           -- name -> node
+  parent INTEGER NOT NULL,
+  name   BLOB NOT NULL,
+  node   INTEGER NOT NULL,
+  PRIMARY KEY (parent, name)
+) WITHOUT ROWID;
+CREATE TABLE xattr (
+  node  INTEGER NOT NULL,
+  name  BLOB NOT NULL,
+  value BLOB NOT NULL,
+  PRIMARY KEY (node, name)
+) WITHOUT ROWID;
+CREATE TABLE extent (           -- bytes [offset, offset + length) of node are at `disk` in the data file
+  node   INTEGER NOT NULL,
+  offset INTEGER NOT NULL,
+  length INTEGER NOT NULL,
+  disk   INTEGER NOT NULL,
+  PRIMARY KEY (node, offset)
+) WITHOUT ROWID;
+CREATE TABLE folded (           -- one row: the last journal record that the tables above contain
+  seq INTEGER NOT NULL
+);
+INSERT INTO folded VALUES (0);
+"""
+
+STORED = """n.id, n.mode, n.nlink, n.uid, n.gid, n.rdev, n.size, n.atime, n.mtime, n.ctime, n.target,
+coalesce((SELECT sum(length) FROM extent WHERE node = n.id), 0) / 512"""
+
+PUT, TARGET, DROP, DENTRY, NO_DENTRY, XATTR, EXTENT = range(7)
+"""First element of a journal row; the rest are the fields of the change of that name (EXTENT: extents.Row)."""
+
+_PUT = """INSERT INTO node (id, mode, nlink, uid, gid, rdev, size, atime, mtime, ctime) VALUES (?,?,?,?,?,?,?,?,?,?)
+ON CONFLICT (id) DO UPDATE SET mode=excluded.mode, nlink=excluded.nlink, uid=excluded.uid, gid=excluded.gid,
+size=excluded.size, atime=excluded.atime, mtime=excluded.mtime, ctime=excluded.ctime"""
+
+
+def lock_volume(directory: Path) -> int:
+    """Make the directory if need be and take its lock; returns the lock's descriptor.
+
+    Raises VolumeError naming the pid that has it, or why the directory can't be used.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise VolumeError(f"volume {directory} is in use by pid {holder}; unmount it first (vfsd status)") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return fd
+
+
+def connect_again(directory: Path) -> sqlite3.Connection:
+    """A further connection to a volume that is open, for the thread that folds; its commits survive power loss."""
+    db = sqlite3.connect(directory / "tree.db", isolation_level=None, timeout=30)
+    db.execute("PRAGMA synchronous=FULL")
+    # A checkpoint inside a commit would come at a time of SQLite's choosing; the fold runs one when it is done.
+    db.execute("PRAGMA wal_autocheckpoint=0")
+    return db
+
+
+def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
+    """Open the volume's database, made when absent and ``new``. Raises VolumeError (corrupt, newer, unreadable)."""
+    path = directory / "tree.db"
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+        db.execute("PRAGMA journal_mode=WAL").fetchone()
+        db.execute("PRAGMA synchronous=FULL")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > FORMAT:
+            raise VolumeError(f"volume {directory} has format {version}, this vfsd reads up to {FORMAT}: upgrade vfsd")
+        if version == 0 and new:
+            if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise VolumeError(f"{path} is not a vfsd volume (an unrelated SQLite database)")
+            db.executescript(
+                f"BEGIN; {SCHEMA} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT"
+            )
+        db.execute("SELECT seq FROM folded").fetchone()
+    except sqlite3.OperationalError as error:
+        raise VolumeError(f"volume {directory} can't be opened: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise VolumeError(
+            f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
+        ) from None
+    return db
+
+
+def recover(db: sqlite3.Connection, journal: Journal, directory: Path) -> None:
+    """Fold what a daemon that ended without warning left in the journal, then empty it. Raises VolumeError."""
+    try:
+        after = db.execute("SELECT seq FROM folded").fetchone()[0]
+        batch = list(journal.replay(after))
+        if batch:
+            fold(db, batch, journal.seq)
+    except sqlite3.Error as error:
+        raise VolumeError(f"volume {directory}: the journal can't be folded into the database: {error}") from None
+    journal.reset()
+
+
+def fold(db: sqlite3.Connection, batch: Iterable[Rows], seq: int) -> None:
+    """Make the rows of whole records so, in one transaction that also says so. Raises sqlite3.Error.
+
+    Only the last state of each row counts, so a directory that took a thousand files is written once.
+    """
+    puts: dict[int, tuple[Any, ...]] = {}
+    targets: dict[int, bytes] = {}
+    dentries: dict[tuple[int, bytes], int | None] = {}
+    xattrs: dict[tuple[int, bytes], bytes | None] = {}
+    extents: dict[tuple[int, int], tuple[Any, ...]] = {}
+    drops: set[int] = set()
+    for rows in batch:
+        for kind, *row in rows:
+            if kind == PUT:
+                puts[row[0]] = tuple(row)
+            elif kind == DENTRY:
+                dentries[row[0], row[1]] = row[2]
+            elif kind == EXTENT:
+                extents[row[0], row[1]] = tuple(row)
+            elif kind == NO_DENTRY:
+                dentries[row[0], row[1]] = None
+            elif kind == DROP:
+                drops.add(row[0])
+            elif kind == TARGET:
+                targets[row[0]] = row[1]
+            elif kind == XATTR:
+                xattrs[row[0], row[1]] = row[2]
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        many = db.executemany
+        many(_PUT, [p for n, p in puts.items() if n not in drops])
+        many("UPDATE node SET target=? WHERE id=?", [(t, n) for n, t in targets.items() if n not in drops])
+        many("DELETE FROM dentry WHERE parent=? AND name=?", [k for k, n in dentries.items() if n is None])
+        many("INSERT OR REPLACE INTO dentry VALUES (?,?,?)", [(*k, n) for k, n in dentries.items() if n is not None])
+        many("DELETE FROM extent WHERE node=? AND offset=?", [k for k, e in extents.items() if e[2] is None])
+        many(
+            "INSERT OR REPLACE INTO extent VALUES (?,?,?,?)",
+            [e for e in extents.values() if e[2] is not None and e[0] not in drops],
+        )
+        many("DELETE FROM xattr WHERE node=? AND name=?", [k for k, v in xattrs.items() if v is None])
+        many(
+            "INSERT OR REPLACE INTO xattr VALUES (?,?,?)",
+            [(*k, v) for k, v in xattrs.items() if v is not None and k[0] not in drops],
+        )
+        gone = [(n,) for n in drops]
+        for table, column in (("node", "id"), ("extent", "node"), ("xattr", "node")):
+            many(f"DELETE FROM {table} WHERE {column}=?", gone)
+        db.execute("UPDATE folded SET seq=?", (seq,))
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
