@@ -1,6 +1,6 @@
-"""Mountpoints as the kernel sees them: is one fit to mount on, who keeps one busy, how to get rid of one.
+"""Mountpoints as the kernel sees them: is one fit to mount on, and who keeps one busy.
 
-Owns the reading of ``/proc`` mount tables and the calls of fusermount3. Must not know volumes, doors or trio. A dead or
+Owns the reading of ``/proc`` mount tables. Must not know volumes, doors or trio. A dead or
 hung mount must not hang us: nothing here touches a path on a vfsd mount but through ``answers``, which is bounded.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from vfsd.doors.engines import unmount
 
 FSTYPE = "vfsd"
 """How our mounts are told apart in the mount table: its file system type or source contains this word."""
@@ -91,17 +91,18 @@ def mount_holding(path: str) -> Mount | None:
 
 
 def answers(path: str, seconds: float = PROBE_SECONDS) -> OSError | None:
-    """None when stat(2) of ``path`` succeeds within ``seconds``, else its error (ETIMEDOUT when it hangs)."""
+    """None when the file system at ``path`` answers within ``seconds``, else its error (ETIMEDOUT when it hangs)."""
     result: list[OSError | None] = []
 
     def probe() -> None:
         try:
-            os.stat(path)
+            # Not stat(2): the kernel answers that from its cache for a mount that is long dead.
+            os.statvfs(path)
             result.append(None)
         except OSError as exc:
             result.append(exc)
 
-    # A thread, because stat on a mount whose daemon hangs can't be interrupted from within.
+    # A thread, because a call on a mount whose daemon hangs can't be interrupted from within.
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -139,35 +140,13 @@ def prepare(path: str) -> list[str]:
     return done
 
 
-def unmount(path: str, *, lazy: bool = False) -> None:
-    """Unmount ``path`` (``lazy``: detach it now, end when nothing uses it); MountpointError with the tool's own words.
-
-    May block while the kernel writes back: never call it on the loop that serves the mount.
-    """
-    if tool := shutil.which("fusermount3"):
-        command = [tool, "-u", *(["-z"] if lazy else []), "--", path]
-    else:
-        command = ["umount", *(["-l"] if lazy else []), "--", path]
-    run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if run.returncode:
-        words = run.stderr.strip() or f"{command[0]} exited with {run.returncode}"
-        raise MountpointError(words.splitlines()[-1])
-
-
-def abort(dev: str) -> None:
-    """Cut the kernel's connection of the FUSE mount with device ``dev``: every call in it ends with an error."""
-    minor = dev.partition(":")[2]
-    try:
-        Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
-    except OSError as exc:
-        raise MountpointError(f"can't abort FUSE connection {minor}: {exc.strerror}") from None
-
-
 def holders(path: str, dev: str | None = None) -> list[Holder]:
-    """The processes that use the mount at ``path`` (with device ``dev``, also those that have it in their own mount
-    namespace). Only those that /proc lets us see: as an ordinary user, one's own.
+    """The other processes that use the mount at ``path``, with device ``dev`` also from mount namespaces of their own.
+
+    Only those that /proc lets us see: as an ordinary user, one's own.
     """
-    return [holder for pid in os.listdir("/proc") if pid.isdigit() and (holder := _holder(pid, path, dev))]
+    others = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
+    return [holder for pid in others if (holder := _holder(pid, path, dev))]
 
 
 def _holder(pid: str, path: str, dev: str | None) -> Holder | None:

@@ -75,6 +75,10 @@ def lock_path(name: str) -> Path:
     return Path(runtime_dir()) / f"{name}.lock"
 
 
+def socket_path(name: str) -> Path:
+    return Path(runtime_dir()) / f"{name}.sock"
+
+
 def entry_path(name: str) -> Path:
     return Path(runtime_dir()) / f"{name}.json"
 

@@ -1,0 +1,344 @@
+"""The command ``vfsd``: argparse, one function a command, errors as one sentence and an exit code.
+
+Exit codes: 0 done, 1 not done (a sentence on standard error says why), 2 wrong usage. The work is in the modules the
+commands call; the ones that only ``mount`` needs are imported there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vfsd import __version__, config, mountpoint, registry
+from vfsd.control import ask
+from vfsd.doors.engines import unmount
+
+STATUS_SECONDS = 2.0
+"""How long ``status`` waits for one daemon's answer."""
+
+UMOUNT_SECONDS = 60.0
+"""How long ``umount`` waits for the last bytes to be written."""
+
+
+class Failure(Exception):
+    """A command can't do what was asked; the message is the sentence to print."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except (Failure, config.ConfigError, mountpoint.MountpointError) as exc:
+        print(f"vfsd: {exc}", file=sys.stderr)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as exc:
+        where = f"{exc.filename}: " if exc.filename else ""
+        print(f"vfsd: {where}{exc.strerror or exc}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vfsd", description="One file tree with two doors: a mount and a socket.")
+    parser.add_argument("--version", action="version", version=f"vfsd {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    p = commands.add_parser("mount", help="mount a tree on a directory; returns when it answers")
+    p.add_argument("mountpoint", metavar="MOUNTPOINT", help="an empty directory")
+    p.add_argument("--foreground", action="store_true", help="stay here, log to standard error")
+    p.add_argument("--config", type=Path, metavar="FILE", help="a vfsd.toml")
+    p.add_argument("--name", help="the mount's name, also its socket's (default: default)")
+    p.add_argument("--thread", help="whose state it is (default: default)")
+    p.add_argument(
+        "--route", action="append", default=[], metavar="PREFIX=KIND[:LOCATION]",
+        help=f"kind is one of {', '.join(config.KINDS)}; repeatable",
+    )  # fmt: skip
+    p.add_argument("--engine", choices=config.ENGINES, help="what speaks to the kernel (default: auto)")
+    p.add_argument("--read-only", action="store_true", default=None, help="refuse every change, by either door")
+    p.add_argument("--allow-other", action="store_true", default=None, help="let other users into the mount")
+    p.add_argument("--log-level", choices=config.LOG_LEVELS, help="(default: info)")
+    p.set_defaults(run=_mount)
+
+    p = commands.add_parser("umount", help="write everything, unmount, end the daemon")
+    p.add_argument("target", metavar="NAME|MOUNTPOINT")
+    how = p.add_mutually_exclusive_group()
+    how.add_argument("--lazy", action="store_true", help="detach now, end when the last program has left")
+    how.add_argument("--force", action="store_true", help="cut off the programs that still use it")
+    p.set_defaults(run=_umount)
+
+    p = commands.add_parser("status", help="the running mounts")
+    p.add_argument("name", metavar="NAME", nargs="?")
+    p.add_argument("--json", action="store_true", help="a list of objects, for programs")
+    p.set_defaults(run=_status)
+
+    p = commands.add_parser("check", help="fsck: is what is stored consistent?")
+    p.add_argument("name", metavar="NAME", nargs="?", default="default")
+    p.add_argument("--thread", default="default")
+    p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory")
+    p.set_defaults(run=_check)
+
+    p = commands.add_parser("doctor", help="is FUSE usable here, and what to type if not")
+    p.set_defaults(run=_doctor)
+
+    p = commands.add_parser("run", help="a command, or a shell, whose / is the tree")
+    p.add_argument("--name", default="default")
+    p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER)
+    p.set_defaults(run=_run)
+    return parser
+
+
+def _say(text: str) -> None:
+    print(f"vfsd: {text}", file=sys.stderr)
+
+
+# -- mount
+
+
+def _mount(args: argparse.Namespace) -> int:
+    from vfsd import launch
+
+    base = config.load(args.config) if args.config else config.Config()
+    wanted = config.complete(
+        base,
+        [config.parse_route(text) for text in args.route],
+        name=args.name,
+        thread=args.thread,
+        engine=args.engine,
+        read_only=args.read_only,
+        allow_other=args.allow_other,
+        log_level=args.log_level,
+    )
+    path = mountpoint.resolve(args.mountpoint)
+    _refuse_rivals(wanted.name, path)
+    for message in mountpoint.prepare(path):
+        _say(message)
+    _check_routes(wanted, path)
+    try:
+        entry = launch.start(wanted, path, foreground=args.foreground)
+    except launch.StartError as exc:
+        raise Failure(str(exc)) from None
+    if entry is not None:
+        problem = mountpoint.answers(path)
+        if problem is not None:
+            raise Failure(f"{path} is mounted but does not answer ({problem.strerror}): see {entry['log']}")
+        print(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
+    return 0
+
+
+def _refuse_rivals(name: str, path: str) -> None:
+    """Failure when ``name`` or ``path`` belongs to a running daemon; a dead one of that name is cleaned up."""
+    for entry in registry.entries():
+        if entry["alive"] and entry["mountpoint"] == path:
+            raise Failure(
+                f"{path} is already mounted by {entry['name']!r} (pid {entry['pid']}): vfsd umount {entry['name']}"
+            )
+        if entry["alive"] and entry["name"] == name:
+            raise Failure(
+                f"{name!r} already runs on {entry['mountpoint']} (pid {entry['pid']}): "
+                f"vfsd umount {name}, or give this one another --name"
+            )
+        if not entry["alive"] and entry["name"] == name and entry["mountpoint"] != path:
+            _clean_dead(entry)
+
+
+def _check_routes(wanted: config.Config, path: str) -> None:
+    """Refuse locations that are missing, or on a vfsd mount: the daemon would wait for itself."""
+    for spec in wanted.routes:
+        if spec.location is None:
+            continue
+        real = os.path.realpath(spec.location)
+        if spec.kind == "local":
+            if not os.path.lexists(real):
+                raise Failure(f"route {spec.prefix}: location {spec.location} does not exist: mkdir -p {spec.location}")
+            if not os.path.isdir(real):
+                raise Failure(f"route {spec.prefix}: location {spec.location} is not a directory")
+            if path.startswith(real.rstrip("/") + "/"):
+                raise Failure(f"route {spec.prefix}: the mountpoint {path} is inside its location {spec.location}")
+        if real == path or real.startswith(path + "/"):
+            raise Failure(f"route {spec.prefix}: location {spec.location} is inside the mountpoint {path}")
+        mount = mountpoint.mount_holding(real)
+        if mount is not None and mount.ours:
+            raise Failure(f"route {spec.prefix}: location {spec.location} is inside another vfsd mount, {mount.path}")
+
+
+# -- umount
+
+
+def _umount(args: argparse.Namespace) -> int:
+    entry = _find(args.target)
+    if entry is None:
+        return _umount_unknown(args.target, lazy=args.lazy or args.force)
+    if not entry["alive"]:
+        _clean_dead(entry)
+        return 0
+    path, name, pid = entry["mountpoint"], entry["name"], entry["pid"]
+    mount = mountpoint.mount_at(path)
+    dev = mount.dev if mount is not None and mount.ours else None
+    # Typed in a shell that stands in the mount, this very command would keep it busy.
+    os.chdir("/")
+    if args.force or dev is None:
+        # The daemon's own way out: it unmounts, and cuts off who is still there. Also where the mount can't be seen.
+        os.kill(pid, signal.SIGTERM)
+    else:
+        _umount_seen(path, dev, lazy=args.lazy)
+    if args.lazy:
+        print(f"detached {path}; {name!r} ends when the last program has left")
+        return 0
+    if not registry.wait_gone(name, UMOUNT_SECONDS):
+        users = _holders(path, dev)
+        reason = f"these still use it: {users}" if users else "it is still writing"
+        raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) has not ended: {reason}")
+    print(f"unmounted {path}")
+    return 0
+
+
+def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:
+    """Unmount by the kernel, which alone knows whether the mount is busy; the daemon ends when it is gone."""
+    try:
+        unmount(path, lazy=lazy)
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        users = _holders(path, dev) or "by programs that only root can see"
+        raise Failure(f"{path} is busy: {users}; end them, or use --lazy or --force") from None
+
+
+def _find(target: str) -> dict[str, Any] | None:
+    """The entry with this name, or else on this mountpoint."""
+    found = registry.entries()
+    if "/" not in target:
+        for entry in found:
+            if entry["name"] == target:
+                return entry
+    path = mountpoint.resolve(target)
+    return next((entry for entry in found if entry["mountpoint"] == path), None)
+
+
+def _umount_unknown(target: str, *, lazy: bool) -> int:
+    """Unmount what no entry tells of: a dead mount, or one of a daemon with another runtime directory."""
+    path = mountpoint.resolve(target)
+    mount = mountpoint.mount_at(path)
+    if mount is None or not mount.ours:
+        raise Failure(f"no vfsd mount is called {target!r} or is on {path}: see vfsd status")
+    dead = mountpoint.answers(path) is not None
+    unmount(path, lazy=lazy or dead)
+    print(f"unmounted {path}" + (" (its daemon was dead)" if dead else ""))
+    return 0
+
+
+def _clean_dead(entry: dict[str, Any]) -> None:
+    """Detach what a dead daemon left mounted, and forget it."""
+    path = entry["mountpoint"]
+    mount = mountpoint.mount_at(path)
+    if mount is not None and mount.ours and mountpoint.answers(path) is not None:
+        unmount(path, lazy=True)
+    registry.erase(entry["name"])
+    _say(f"{entry['name']!r} (pid {entry['pid']}) had died without unmounting {path}: cleaned up")
+
+
+def _holders(path: str, dev: str | None) -> str:
+    found = mountpoint.holders(path, dev)
+    shown = ", ".join(f"pid {h.pid} ({h.comm}, {h.what})" for h in found[:8])
+    return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+
+
+# -- status
+
+
+def _status(args: argparse.Namespace) -> int:
+    found = [_state(entry) for entry in registry.entries() if args.name in (None, entry["name"])]
+    if args.json:
+        print(json.dumps(found, indent=1))
+    for row in found if not args.json else []:
+        print(f"{row['name']}: {row['mountpoint']} {row['state']}" + (f": {row['fix']}" if "fix" in row else ""))
+        print(f"  pid {row['pid']}, thread {row['thread']}, engine {row['engine']}, up {row['uptime']:.0f} s")
+        print(f"  socket {row['socket']}")
+        for route in (route for route in row["routes"] if route["kind"] != "system"):
+            print(f"  {route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
+        if row["counters"]:
+            print("  " + ", ".join(f"{key} {value}" for key, value in row["counters"].items()))
+    if not found and args.name is not None:
+        raise Failure(f"no mount is called {args.name!r}")
+    if not found and not args.json:
+        print("no mounts")
+    return 0
+
+
+def _state(entry: dict[str, Any]) -> dict[str, Any]:
+    """What ``status`` shows of one entry: the daemon's own words where it answers in time."""
+    row = {key: value for key, value in entry.items() if key != "alive"} | {"uptime": 0.0, "counters": {}}
+    if not entry["alive"]:
+        return row | {"state": "dead", "fix": f"vfsd umount {entry['name']}"}
+    row["uptime"] = max(0.0, time.time() - entry["started"])
+    try:
+        reply = ask(entry["socket"], "status", STATUS_SECONDS)
+    except OSError as exc:
+        return row | {"state": f"does not answer ({exc.strerror or exc})", "fix": f"see {entry['log']}"}
+    return row | {"state": "running", "counters": reply["counters"]}
+
+
+# -- check, doctor, run
+
+
+def _check(args: argparse.Namespace) -> int:
+    from vfsd.check import check_volume
+
+    places = [args.location] if args.location else _volumes(args.name, args.thread)
+    bad = 0
+    for place in places:
+        if not place.is_dir():
+            raise Failure(f"{place} is not a directory")
+        problems = check_volume(place)
+        bad += bool(problems)
+        print(f"{place}: {f'{len(problems)} problems' if problems else 'clean'}")
+        for problem in problems:
+            print(f"  {problem}")
+    return 1 if bad else 0
+
+
+def _volumes(name: str, thread: str) -> list[Path]:
+    """The state volumes of a mount: those it was last started with, else those under its thread's directory."""
+    for entry in registry.entries():
+        if entry["name"] == name:
+            return [Path(route["location"]) for route in entry["routes"] if route["kind"] == "state"]
+    home = config.thread_home(name, thread)
+    found = sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else []
+    if not found:
+        raise Failure(f"nothing is stored for {name!r}, thread {thread!r} ({home})")
+    return found
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from vfsd import doctor
+
+    findings = doctor.examine()
+    for finding in findings:
+        mark = "ok " if finding.ok else "BAD" if finding.fatal else "no "
+        print(f"{mark} {finding.what}: {finding.says}")
+        if finding.fix:
+            print(f"      -> {finding.fix}")
+    fatal = any(finding.fatal for finding in findings)
+    print("FUSE is not usable here" if fatal else "FUSE is usable here")
+    return 1 if fatal else 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    entry = _find(args.name)
+    if entry is None or not entry["alive"]:
+        raise Failure(f"no mount is called {args.name!r}: start it with vfsd mount --name {args.name} MOUNTPOINT")
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    tool = [sys.executable, "-m", "agenttools", "--socket", entry["socket"], "run", "--", *command]
+    os.execv(sys.executable, tool)

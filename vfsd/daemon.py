@@ -1,0 +1,212 @@
+"""One mount, from its configuration to its end: the only place that knows all the parts.
+
+Builds volumes, tree, doors and engine, runs them in one trio loop, and takes them down in the order that loses nothing:
+unmount (the kernel writes back), stop the socket, close the volumes. Must not know how the process was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import trio
+
+from vfsd import __version__, registry
+from vfsd import mountpoint as mounts
+from vfsd.backends.base import VolumeError
+from vfsd.backends.local import LocalVolume
+from vfsd.backends.memory import MemoryBackend
+from vfsd.backends.sqlite import SqliteBackend
+from vfsd.config import Config, RouteSpec, mount_home
+from vfsd.core.types import DAEMON
+from vfsd.doors import engines, rpc
+from vfsd.doors.fuse import FuseDoor
+from vfsd.feed import Feed
+from vfsd.routes import Route, RouteTable
+from vfsd.system import SystemEntries
+from vfsd.vfs import Vfs
+from vfsd.volume import TreeVolume
+
+log = logging.getLogger("vfsd")
+
+MAINTAIN_SECONDS = 5.0
+"""Between two rounds of maintenance; a volume that did not change since has nothing to do."""
+
+
+class Daemon:
+    """One mount of ``config`` on ``mountpoint`` (an absolute real path)."""
+
+    def __init__(self, config: Config, mountpoint: str) -> None:
+        self.config = config
+        self.mountpoint = mountpoint
+        self.started = 0.0
+        self._engine: engines.Engine | None = None
+        self._serving = trio.CancelScope()
+        self._leave = trio.Event()
+
+    def run(self, ready: Callable[[dict[str, Any]], None]) -> None:
+        """Mount, call ``ready`` with this mount's entry once it serves, return after a clean unmount.
+
+        Raises VolumeError, MountpointError or OSError with a sentence for the user.
+        """
+        table = RouteTable()
+        with self._only_one():
+            try:
+                trio.run(self._serve, self._build(table), ready)
+            finally:
+                for volume in reversed(table.volumes):
+                    volume.close()
+                registry.erase(self.config.name)
+
+    @contextlib.contextmanager
+    def _only_one(self) -> Iterator[None]:
+        """No other daemon of this name, for as long as we live."""
+        rpc.make_runtime_dir()
+        try:
+            lock = registry.hold(registry.lock_path(self.config.name))
+        except registry.Held as exc:
+            raise mounts.MountpointError(f"{self.config.name!r} is already running (pid {exc.pid})") from None
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    # -- the parts
+
+    def _build(self, table: RouteTable) -> Vfs:
+        """The tree with all its routes; every volume opened is in ``table``, also when this raises."""
+        feed = Feed()
+        for spec in self.config.routes:
+            volume = self._volume(spec, table.next_base(), feed)
+            try:
+                table.mount(Route(os.fsencode(spec.prefix), spec.kind, str(spec.location or ""), volume))
+            except OSError as exc:
+                raise VolumeError(f"route {spec.prefix} has no place in the tree: {exc.strerror}") from None
+        system = SystemEntries(table, feed, time.time_ns)
+        system.add_host()
+        self._furnish(table)
+        return Vfs(table, feed, system)
+
+    def _volume(self, spec: RouteSpec, base: int, feed: Feed) -> Any:
+        read_only = self.config.read_only
+        if spec.kind == "local":
+            assert spec.location is not None
+            try:
+                return LocalVolume(base, spec.location, feed, read_only=read_only)
+            except OSError as exc:
+                raise VolumeError(f"route {spec.prefix}: location {spec.location}: {exc.strerror}") from None
+        if spec.location is None:
+            backend: MemoryBackend | SqliteBackend = MemoryBackend()
+        else:
+            backend = SqliteBackend(spec.location)
+        owner = (os.geteuid(), os.getegid())
+        return TreeVolume(base, backend, feed, time.time_ns, owner=owner, read_only=read_only)
+
+    def _furnish(self, table: RouteTable) -> None:
+        """The directories that a tree without configuration has; one that was removed comes back at the next start."""
+        root = table.volumes[0]
+        owner = DAEMON._replace(uid=os.geteuid(), gid=os.getegid())
+        for path in () if self.config.read_only else self.config.furnish:
+            with contextlib.suppress(FileExistsError):
+                root.mkdir(root.root_ino, os.fsencode(path.strip("/")), 0o755, owner)
+
+    # -- serving
+
+    async def _serve(self, vfs: Vfs, ready: Callable[[dict[str, Any]], None]) -> None:
+        config = self.config
+        try:
+            self._engine, reason = engines.choose(config.engine)
+        except ImportError as exc:
+            raise mounts.MountpointError(str(exc)) from None
+        log.info("engine %s (%s)", self._engine.name, reason)
+        options = engines.Options(allow_other=config.allow_other, read_only=config.read_only)
+        self.started = time.time()
+
+        def started() -> None:
+            entry = self.entry(vfs)
+            registry.record(entry)
+            log.info("mounted %s on %s", config.name, self.mountpoint)
+            ready(entry)
+
+        door = rpc.RpcDoor(
+            vfs,
+            hello=self._hello(vfs),
+            status=lambda: self.status(vfs),
+            shutdown=self._leave.set,
+            version=__version__,
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._signals)
+            await nursery.start(door.serve, registry.socket_path(config.name))
+            nursery.start_soon(self._maintain, vfs)
+            nursery.start_soon(self._leave_when_asked)
+            with self._serving:
+                await self._engine.run(FuseDoor(vfs), self.mountpoint, options, started)
+            log.info("unmounted %s", self.mountpoint)
+            nursery.cancel_scope.cancel()
+
+    def _hello(self, vfs: Vfs) -> dict[str, Any]:
+        entry = self.entry(vfs)
+        known = {key: entry[key] for key in ("name", "thread", "routes")}
+        return known | {"mountpoint": os.fsencode(self.mountpoint)}
+
+    def entry(self, vfs: Vfs) -> dict[str, Any]:
+        """What the runtime directory and ``status`` tell about this mount."""
+        assert self._engine is not None
+        return {
+            "name": self.config.name,
+            "pid": os.getpid(),
+            "mountpoint": self.mountpoint,
+            "socket": str(registry.socket_path(self.config.name)),
+            "thread": self.config.thread,
+            "engine": self._engine.name,
+            "routes": [
+                {"prefix": os.fsdecode(r.prefix), "kind": r.kind, "location": r.location or None}
+                for r in vfs.table.routes
+            ],
+            "started": self.started,
+            "log": str(mount_home(self.config) / "vfsd.log"),
+        }
+
+    def status(self, vfs: Vfs) -> dict[str, Any]:
+        """The entry with what changes: uptime in seconds and counters."""
+        assert self._engine is not None
+        counters = vfs.counters() | {"requests": self._engine.requests}
+        return self.entry(vfs) | {"uptime": time.time() - self.started, "counters": counters}
+
+    async def _signals(self, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            task_status.started()
+            async for number in received:
+                log.info("received %s", signal.Signals(number).name)
+                self._leave.set()
+
+    async def _leave_when_asked(self) -> None:
+        """Unmount once asked to; programs that still use the tree then lose it.
+
+        Who asks may kill us next (a service manager does), so waiting for them would lose the orderly end instead.
+        A user who wants to wait unmounts by the kernel, as ``vfsd umount`` does, and gets EBUSY.
+        """
+        assert self._engine is not None
+        await self._leave.wait()
+        try:
+            await self._engine.close()
+        except OSError as exc:
+            users = await trio.to_thread.run_sync(mounts.holders, self.mountpoint)
+            log.warning("%s; cutting off %s", exc.strerror, ", ".join(f"pid {u.pid} ({u.comm})" for u in users))
+            self._serving.cancel()
+
+    async def _maintain(self, vfs: Vfs) -> None:
+        """Keep logs bounded: now and then, and never at the same time twice."""
+        while True:
+            await trio.sleep(MAINTAIN_SECONDS)
+            for volume in list(vfs.table.volumes):
+                try:
+                    await volume.maintain()
+                except OSError as exc:
+                    log.warning("maintenance of %s: %s", volume.kind, exc.strerror)
