@@ -1,0 +1,234 @@
+"""The client of the daemon's socket: thread-safe, from sync code and from asyncio and trio, reconnecting.
+
+    with Client() as client:
+        client.call("read", path=b"/plan.md", offset=0, length=1 << 20)["data"]
+        await client.acall("stat", path=b"/plan.md")
+
+Names, paths and contents are bytes; results are dicts as in ``agenttools.wire``. A refusal raises the OSError subclass
+of its errno, ``filename`` as text; no daemon raises VfsdUnavailable; a connection that broke under a mutation raises
+VfsdInterrupted, because it may have been done. Reads are asked again after a reconnect, mutations never are.
+
+There is no background thread and no background task. The waiting callers receive for each other: one of them, the
+leader, reads the socket, hands every reply to its caller, and passes the lead on when it has its own. Sync callers
+share one connection, and each event loop has one.
+
+Must not import vfsd, and imports neither asyncio nor trio: whichever runs is loaded already.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agenttools import wire
+from agenttools.link import BaseLink, Link, VfsdInterrupted, VfsdUnavailable
+
+if TYPE_CHECKING:
+    from agenttools.asynclink import AsyncLink, Loop
+
+__all__ = ["Client", "VfsdInterrupted", "VfsdUnavailable"]
+
+_Request = tuple[str, wire.Message]
+_Steps = Generator[_Request, wire.Message, wire.Message]
+
+_RETRY_S = (0.0, 0.05, 0.2, 0.5)
+"""Seconds before each attempt to reach a daemon again that was there a moment ago: a restart takes about that long."""
+
+
+class Client:
+    """A client of one daemon: ``socket`` a path, or ``name`` of the mount, else ``VFSD_SOCKET``, else "default".
+
+    ``client`` names the program in the daemon's log. ``timeout``: seconds a sync call waits for its reply
+    (TimeoutError, and a mutation may have been done); None waits for ever. Async callers have their own cancel scopes.
+    Nothing is connected before the first call.
+    """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+        *,
+        client: str = "agenttools",
+        timeout: float | None = 300.0,
+    ) -> None:
+        if socket is not None:
+            self.socket = os.fspath(socket)
+        elif name is not None:
+            self.socket = wire.default_socket(name)
+        else:
+            self.socket = os.environ.get("VFSD_SOCKET") or wire.default_socket()
+        self._program = client
+        self._timeout = timeout
+        self._hello: wire.Message | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """Begin without connections; also in the child of a fork, which must not touch its parent's."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._async: dict[Loop, AsyncLink] = {}
+
+    # ------------------------------------------------------------------ sync
+
+    def call(self, op: str, /, **params: Any) -> wire.Message:
+        """Ask for ``op`` and wait for its result.
+
+        Raises OSError (the subclass of the daemon's errno), VfsdUnavailable, VfsdInterrupted, TimeoutError;
+        wire.WireError when the request cannot be sent. ``write`` takes up to wire.MAX_UPLOAD bytes of data at once.
+        """
+        if op == "write" and len(params.get("data", b"")) > wire.MAX_PIECE:
+            return self._drive(_upload(params))
+        return self._call(op, params)
+
+    def _call(self, op: str, params: wire.Message) -> wire.Message:
+        link = self._link
+        if link is None or link.dead or self._pid != os.getpid():
+            link = self._connect()
+        try:
+            reply = link.request(op, params)
+        except VfsdInterrupted as exc:
+            if exc.delivered and op not in wire.REPEATABLE:
+                raise
+            reply = self._connect(_RETRY_S).request(op, params)
+        if reply["ok"] is True:
+            return reply
+        raise wire.error_of(reply)
+
+    def _drive(self, steps: _Steps) -> wire.Message:
+        reply: wire.Message | None = None
+        while True:
+            try:
+                op, params = steps.send(reply) if reply is not None else next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            reply = self._call(op, params)
+
+    def _connect(self, delays: tuple[float, ...] = (0.0,)) -> Link:
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock:
+            if self._link is not None and not self._link.dead:
+                return self._link
+            for delay in delays:
+                time.sleep(delay)
+                try:
+                    self._link = Link(self.socket, self._hello_request(), self._greeted, self._timeout)
+                    return self._link
+                except VfsdUnavailable:
+                    if delay == delays[-1]:
+                        raise
+        raise AssertionError("unreachable")
+
+    def _hello_request(self) -> wire.Message:
+        return {"version": wire.VERSION, "client": self._program}
+
+    def _greeted(self, reply: wire.Message) -> None:
+        self._hello = reply
+
+    @property
+    def hello(self) -> wire.Message:
+        """What the daemon said of itself when last connected to (connects, blocking, if it never was)."""
+        if self._hello is None:
+            self.call("hello", **self._hello_request())
+        assert self._hello is not None
+        return self._hello
+
+    # ------------------------------------------------------------------ async
+
+    async def acall(self, op: str, /, **params: Any) -> wire.Message:
+        """Like ``call``, for the event loop that runs: asyncio's or trio's. Cancelling it cancels the request."""
+        if op == "write" and len(params.get("data", b"")) > wire.MAX_PIECE:
+            steps = _upload(params)
+            reply: wire.Message | None = None
+            while True:
+                try:
+                    op, step = steps.send(reply) if reply is not None else next(steps)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]
+                reply = await self._acall(op, step)
+        return await self._acall(op, params)
+
+    async def _acall(self, op: str, params: wire.Message) -> wire.Message:
+        from agenttools.asynclink import current_loop
+
+        loop = current_loop()
+        link = self._async.get(loop)
+        if link is None or link.dead or self._pid != os.getpid():
+            link = await self._aconnect(loop)
+        try:
+            reply = await link.request(op, params)
+        except VfsdInterrupted as exc:
+            if exc.delivered and op not in wire.REPEATABLE:
+                raise
+            link = await self._aconnect(loop, _RETRY_S)
+            reply = await link.request(op, params)
+        if reply["ok"] is True:
+            return reply
+        raise wire.error_of(reply)
+
+    async def _aconnect(self, loop: Loop, delays: tuple[float, ...] = (0.0,)) -> AsyncLink:
+        from agenttools.asynclink import AsyncLink
+
+        if self._pid != os.getpid():
+            self._start()
+        for delay in delays:
+            if delay:
+                await loop.sleep(delay)
+            with self._lock:
+                link = self._async.get(loop)
+                if link is not None and not link.dead:
+                    return link
+                for gone in [other for other in self._async if other.closed]:
+                    self._async.pop(gone).close()
+                try:
+                    link = AsyncLink(self.socket, self._hello_request(), self._greeted, loop)
+                except VfsdUnavailable:
+                    if delay == delays[-1]:
+                        raise
+                else:
+                    self._async[loop] = link
+                    return link
+        raise AssertionError("unreachable")
+
+    # ------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Close every connection; callers that wait get VfsdInterrupted. The client may be used again."""
+        with self._lock:
+            links: list[BaseLink] = [*([self._link] if self._link else []), *self._async.values()]
+            self._link = None
+            self._async = {}
+        for link in links:
+            link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _upload(params: wire.Message) -> _Steps:
+    """The requests that make one ``write`` of content too large for a frame: all of it arrives, then one commit."""
+    data = memoryview(params["data"]).cast("B")
+    if len(data) > wire.MAX_UPLOAD:
+        raise OSError(errno.EFBIG, f"more than {wire.MAX_UPLOAD} bytes at once; write it through the mount")
+    upload = (yield "upload_begin", {})["upload"]
+    for start in range(0, len(data), wire.PIECE):
+        yield "upload_piece", {"upload": upload, "data": data[start : start + wire.PIECE]}
+    rest = {key: value for key, value in params.items() if key != "data"}
+    return (yield "upload_commit", {**rest, "upload": upload})

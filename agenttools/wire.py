@@ -1,0 +1,265 @@
+"""The wire format between a tool and the daemon: frames, errors, limits, and where the socket is.
+
+Sans-IO: nothing here touches a socket, so both ends (and a fuzz test) use the same code. The daemon's RPC door imports
+this module and nothing else of ``agenttools``.
+
+The rules of a connection
+    A frame is a big-endian u32 length and one msgpack map of that many bytes. Names, paths and contents are ``bin``
+    (bytes), texts are ``str``.
+    request   ``{id: int, op: str, ...parameters}``; any request may carry ``tool`` and ``call_id`` (str) for the audit
+    reply     ``{id, ok: true, ...result}`` or ``{id, ok: false, errno: int, message: str, path?: bytes}``
+    hello     the first request: ``{op: "hello", version, client}``; requests may follow it without waiting
+    cancel    ``{op: "cancel", target: id}``: the target is answered with ECANCELED if it was still running
+    Requests may be pipelined and are answered in any order. An ``id`` is in use until its reply.
+    A peer that breaks these rules is told so once (``id`` 0, EPROTO) and cut off.
+
+Invariants: a decoder yields whole messages or raises WireError, and never holds more than one frame and one chunk;
+decoding a request never allocates much more than the frame's own size (``MAX_ITEMS``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+VERSION = 1
+"""Protocol version in hello. Raised when an old peer would misread a new one."""
+
+MAX_PIECE = 8 << 20
+"""Bytes of content in one ``read``, ``pread``, ``write``, ``pwrite`` or ``upload_piece``; larger goes in pieces."""
+
+PIECE = 1 << 20
+"""Bytes of content to ask for at once: large enough to hide the round trip, small enough to interleave."""
+
+MAX_FRAME = (16 << 20) + 65536
+"""Bytes in one frame, the length word not counted: two pieces (an edit's old and new) and room for the rest."""
+
+MAX_PENDING = 32
+"""Requests of one connection that may be running at once; the daemon reads no further ones until some are done."""
+
+MAX_UPLOAD = 256 << 20
+"""Bytes the daemon keeps for all unfinished uploads together (EFBIG above it): they are in memory until committed."""
+
+MAX_ITEMS = 65536
+"""Elements a request's lists and maps may have in all."""
+
+_MAX_LIST = 4096
+_MAX_MAP = 64
+_MAX_STR = 1 << 20
+_VECTOR_MIN = 16384
+"""Contents from this size on go to the kernel as they are; below it one copy is cheaper than a second buffer."""
+
+REPEATABLE = frozenset(
+    ["hello", "status", "stat", "list", "read", "glob", "grep", "readlink", "getxattr", "listxattr", "statfs", "sync"],
+)
+"""Operations that change nothing a second time: a client whose connection broke may ask them again."""
+
+Message = dict[str, Any]
+Buffer = bytes | bytearray | memoryview
+
+_length = struct.Struct(">I")
+_unpack = msgpack.unpackb
+
+
+class WireError(Exception):
+    """The peer sent something that is not this protocol, or a message cannot be sent by it; says what."""
+
+
+class Decoder:
+    """Bytes in, messages out.
+
+    ``receive`` what came, then call ``next`` until it returns None. After a WireError the stream has no meaning
+    any more. ``requests``: bound what a message may unpack to, for the end that trusts its peer less.
+    """
+
+    __slots__ = ("_buffer", "_hook", "_items", "_max_frame", "_max_list", "_max_map", "_max_str", "_position")
+
+    def __init__(self, *, requests: bool = False, max_frame: int = MAX_FRAME) -> None:
+        self._buffer: bytes | bytearray = b""
+        self._position = 0
+        self._items = 0
+        self._max_frame = max_frame
+        self._hook = self._count if requests else None
+        self._max_list = _MAX_LIST if requests else max_frame
+        self._max_map = _MAX_MAP if requests else max_frame
+        self._max_str = _MAX_STR if requests else max_frame
+
+    @property
+    def pending(self) -> int:
+        """Bytes received and not yet part of a message that was taken."""
+        return len(self._buffer) - self._position
+
+    def receive(self, data: bytes) -> None:
+        """Take what the socket gave. WireError when the messages already here were not taken first."""
+        buffer, position = self._buffer, self._position
+        if position == len(buffer):
+            self._buffer, self._position = data, 0
+            return
+        if len(buffer) - position > self._max_frame + 4:
+            raise WireError("more received before the messages at hand were taken")
+        if isinstance(buffer, bytearray):
+            del buffer[:position]
+            buffer += data
+        else:
+            whole = bytearray(memoryview(buffer)[position:])
+            whole += data
+            self._buffer = whole
+        self._position = 0
+
+    def next(self) -> Message | None:
+        """The next whole message, or None when more bytes are needed."""
+        buffer, position = self._buffer, self._position
+        have = len(buffer) - position - 4
+        if have < 0:
+            return None
+        (size,) = _length.unpack_from(buffer, position)
+        if have < size:
+            if size > self._max_frame:
+                raise WireError(f"a frame of {size} bytes; at most {self._max_frame} are allowed")
+            return None
+        if size > self._max_frame:
+            raise WireError(f"a frame of {size} bytes; at most {self._max_frame} are allowed")
+        start, end = position + 4, position + 4 + size
+        self._items = 0
+        body = memoryview(buffer)[start:end]
+        try:
+            message = _unpack(
+                body,
+                raw=False,
+                strict_map_key=True,
+                list_hook=self._hook,
+                object_hook=self._hook,
+                max_array_len=self._max_list,
+                max_map_len=self._max_map,
+                max_str_len=self._max_str,
+                max_ext_len=0,
+            )
+        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as exc:
+            raise WireError(f"not a msgpack message: {exc or type(exc).__name__}") from exc
+        finally:
+            body.release()
+        if type(message) is not dict:
+            raise WireError(f"a message must be a map, not {type(message).__name__}")
+        if have == size:
+            self._buffer, self._position = b"", 0
+        else:
+            self._position = end
+        return message
+
+    def end(self) -> None:
+        """The peer closed its end. WireError when that was in the middle of a frame."""
+        if self.pending:
+            raise WireError("the connection ended in the middle of a frame")
+
+    def _count(self, container: Any) -> Any:
+        self._items += len(container) + 1
+        if self._items > MAX_ITEMS:
+            raise WireError(f"a message of more than {MAX_ITEMS} elements")
+        return container
+
+
+class Encoder:
+    """Messages in, buffers out. Not thread-safe: one for each connection, under its lock."""
+
+    __slots__ = ("_pack",)
+
+    def __init__(self) -> None:
+        self._pack = msgpack.Packer(use_bin_type=True, unicode_errors="surrogateescape").pack
+
+    def encode(self, message: Message) -> list[Buffer]:
+        """The frame of ``message`` as buffers to send in order; large ``data`` is the caller's own buffer, uncopied.
+
+        WireError when the frame would be too large; TypeError, OverflowError for what msgpack cannot say.
+        """
+        data = message.get("data")
+        if data is None or len(data) < _VECTOR_MIN or len(message) > 15:
+            body = self._pack(message)
+            if len(body) > MAX_FRAME:
+                raise WireError(f"a message of {len(body)} bytes; at most {MAX_FRAME} are allowed: send it in pieces")
+            return [_length.pack(len(body)) + body]
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        rest = self._pack({key: value for key, value in message.items() if key != "data"})
+        total = len(rest) + 10 + size
+        if total > MAX_FRAME:
+            raise WireError(f"a message of {total} bytes; at most {MAX_FRAME} are allowed: send it in pieces")
+        # A map of n < 15 pairs is the byte 0x80 | n and its pairs, so a last pair can be put behind it.
+        head = b"%b%c%b\xa4data\xc6%b" % (_length.pack(total), rest[0] + 1, rest[1:], _length.pack(size))
+        return [head, data]
+
+
+def error_reply(request_id: int, exc: OSError) -> Message:
+    """The reply that tells of ``exc``; without an errno it is EIO."""
+    number = exc.errno or errno.EIO
+    reply: Message = {
+        "id": request_id,
+        "ok": False,
+        "errno": number,
+        "message": exc.strerror or str(exc) or os.strerror(number),
+    }
+    if exc.filename is not None and not isinstance(exc.filename, int):
+        reply["path"] = os.fsencode(exc.filename)
+    return reply
+
+
+def error_of(reply: Message) -> OSError:
+    """The exception a failed ``reply`` stands for: the subclass Python has for its errno, ``filename`` as text."""
+    number, message, path = reply.get("errno"), reply.get("message"), reply.get("path")
+    if type(number) is not int or not 0 < number < 4096:
+        number = errno.EIO
+    if type(message) is not str or not message:
+        message = os.strerror(number)
+    if isinstance(path, bytes):
+        return OSError(number, message, os.fsdecode(path))
+    return OSError(number, message)
+
+
+def runtime_dir() -> str:
+    """The directory of this user's sockets: ``$XDG_RUNTIME_DIR/vfsd``, root's ``/run/vfsd``, else ``TMPDIR/vfsd-UID``.
+
+    The last is in a directory anyone can write, so it is refused (PermissionError) when another user made it.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return os.path.join(base, "vfsd")
+    uid = os.geteuid()
+    if uid == 0:
+        return "/run/vfsd"
+    path = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"vfsd-{uid}")
+    if os.path.lexists(path):
+        _check_private(path)
+    return path
+
+
+def make_runtime_dir() -> str:
+    """``runtime_dir()``, made if missing (0700). PermissionError when it is not this user's own, private directory."""
+    path = runtime_dir()
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    _check_private(path)
+    return path
+
+
+def _check_private(path: str) -> None:
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "must be a directory that only its owner, you, can write to", path)
+
+
+def _in_runtime_dir(name: str, suffix: str) -> str:
+    if not name or "/" in name or "\0" in name or name.startswith("."):
+        raise ValueError(f"not a name for a mount: {name!r}")
+    return os.path.join(runtime_dir(), name + suffix)
+
+
+def default_socket(name: str = "default") -> str:
+    """The socket of the daemon called ``name``."""
+    return _in_runtime_dir(name, ".sock")
+
+
+def info_file(name: str = "default") -> str:
+    """The JSON file beside the socket that says who serves it: pid, mountpoint, thread, socket."""
+    return _in_runtime_dir(name, ".json")

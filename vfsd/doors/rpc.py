@@ -1,0 +1,430 @@
+"""The tool door: a Unix stream socket that speaks ``agenttools.wire``.
+
+Owns connections: who may connect, the order of reading and answering, what a connection may hold. Must not know what
+an operation does (``rpcops`` does), nor anything of ``agenttools`` but ``wire``.
+
+    door = RpcDoor(vfs, hello={"name": ..., "mountpoint": b..., ...}, status=..., shutdown=...)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(door.serve, socket_path)       # returns when connections are accepted; cancel to stop
+
+How a request runs: the task that reads a connection starts the request itself. Nearly all finish without suspending,
+and are answered there and then. One that suspends keeps the task, and another task reads on; so there is no task to
+spawn, no hop, and no need to know beforehand which will wait.
+
+Invariants: at most one task reads a connection; a peer that does not read its replies is not read from either, so a
+connection holds at most one frame, OUTBOX_MAX and MAX_PENDING results; what a peer opened is released when it goes;
+a reply to a mutation is sent after ``feed.settled``; no exception of a request ends more than its own connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from types import coroutine
+from typing import Any
+
+import trio
+
+import vfsd.doors.rpcfiles  # noqa: F401 - registers its operations
+from agenttools.wire import (
+    MAX_PENDING,
+    VERSION,
+    Decoder,
+    Encoder,
+    Message,
+    WireError,
+    default_socket,
+    error_of,
+    error_reply,
+    make_runtime_dir,
+    runtime_dir,
+)
+from vfsd.core.types import Caller
+from vfsd.doors.rpcops import OPS, Session
+from vfsd.paths import Paths
+from vfsd.vfs import Vfs
+
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "RpcDoor",
+    "WireError",
+    "default_socket",
+    "error_of",
+    "make_runtime_dir",
+    "runtime_dir",
+]
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256
+OUTBOX_MAX = 1 << 20
+"""Bytes of replies the kernel would not take yet above which no more requests are read."""
+
+_CHUNK = 65536
+_BIG_CHUNK = 262144
+_SLICE_S = 0.003
+"""Seconds a pipelining peer may keep the loop before others get a turn."""
+
+_TEXT_MAX = 256
+"""Characters of ``tool`` and ``call_id`` that are kept."""
+
+
+class RpcDoor:
+    """Serves one mount.
+
+    ``hello``: what is told of the mount besides the protocol's own fields, read anew at each hello. ``status``: the
+    reply to ``status``, without ``connections``. ``shutdown(lazy=, force=)`` unmounts, or raises OSError (EBUSY); it
+    may cancel ``serve`` before it returns. ``allow_uids``: who may connect besides root and the daemon's own user.
+    """
+
+    def __init__(
+        self,
+        vfs: Vfs,
+        *,
+        hello: Mapping[str, Any],
+        status: Callable[[], dict[str, Any]],
+        shutdown: Callable[..., Awaitable[None]],
+        version: str = "",
+        allow_uids: Collection[int] = (),
+    ) -> None:
+        self.vfs = vfs
+        self.paths = Paths(vfs)
+        self.status = status
+        self.shutdown = shutdown
+        self.uploaded = 0
+        self.connections = 0
+        self._hello = hello
+        self._version = version
+        self._uids = {0, os.geteuid(), *allow_uids}
+
+    def hello(self) -> Message:
+        """What every client is told first."""
+        return {
+            "version": VERSION,
+            "vfsd": self._version,
+            "pid": os.getpid(),
+            "uid": os.geteuid(),
+            "ops": sorted([*OPS, "cancel", "hello"]),
+            **self._hello,
+        }
+
+    async def serve(
+        self, path: str | os.PathLike[str], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Listen on ``path`` (mode 0600) until cancelled, then remove it.
+
+        A socket nobody listens on any more is replaced; OSError EADDRINUSE when somebody does.
+        """
+        path = os.fspath(path)
+        listener = _listen(path)
+        mine = os.stat(path).st_ino
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    await trio.lowlevel.wait_readable(listener)
+                    try:
+                        sock, _ = listener.accept()
+                    except (BlockingIOError, ConnectionAbortedError):
+                        continue
+                    except OSError as exc:
+                        log.error("cannot accept a connection: %s", exc)
+                        await trio.sleep(0.1)
+                        continue
+                    nursery.start_soon(self._connection, sock)
+        finally:
+            listener.close()
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == mine:
+                    os.unlink(path)
+
+    async def _connection(self, sock: socket.socket) -> None:
+        self.connections += 1
+        try:
+            sock.setblocking(False)
+            pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in self._uids:
+                log.warning("refused a connection of uid %d (pid %d)", uid, pid)
+                _say(sock, OSError(errno.EACCES, f"this mount belongs to uid {os.geteuid()}; uid {uid} may not use it"))
+            elif self.connections > MAX_CONNECTIONS:
+                _say(sock, OSError(errno.EMFILE, f"more than {MAX_CONNECTIONS} connections"))
+            else:
+                await Connection(self, sock, Caller(uid, gid, pid, "rpc")).run()
+        except Exception:
+            log.exception("a connection ended")
+        finally:
+            self.connections -= 1
+            sock.close()
+
+
+class Connection:
+    """One peer: ``run`` until it goes or breaks the protocol."""
+
+    def __init__(self, door: RpcDoor, sock: socket.socket, caller: Caller) -> None:
+        self._door = door
+        self._feed = door.vfs.feed
+        self._sock = sock
+        self._caller = caller
+        self._session = Session(door.vfs, door.paths, door)
+        self._decoder = Decoder(requests=True)
+        self._encoder = Encoder()
+        self._greeted = False
+        self._outbox: deque[memoryview] = deque()
+        self._owed = 0
+        self._drained: trio.Event | None = None
+        self._running: dict[int, trio.CancelScope] = {}
+        self._cancelled: set[int] = set()
+        self._reading = False
+        self._nursery: trio.Nursery
+
+    async def run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._reading = True
+                nursery.start_soon(self._read)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._session.close()
+
+    # -- reading
+
+    async def _read(self) -> None:
+        """Take requests and start each; when one suspends, see it through and let another task read on."""
+        while True:
+            with trio.CancelScope() as scope:
+                started = await self._until_one_waits()
+                if started is None:
+                    self._nursery.cancel_scope.cancel()
+                    return
+                number, request, trap = started
+                self._running[number] = scope
+                self._reading = len(self._running) < MAX_PENDING
+                if self._reading:
+                    self._nursery.start_soon(self._read)
+                try:
+                    await _carry_on(request, trap)
+                finally:
+                    self._running.pop(number, None)
+                    self._cancelled.discard(number)
+            if self._reading:
+                return
+            self._reading = True
+
+    async def _until_one_waits(self) -> tuple[int, Coroutine[Any, Any, None], Any] | None:
+        """The first request that suspends (its id, itself, what it waits for); None when the peer is gone."""
+        decoder, sock = self._decoder, self._sock
+        began = time.perf_counter()
+        while True:
+            if self._owed > OUTBOX_MAX:
+                self._drained = trio.Event()
+                await self._drained.wait()
+            try:
+                message = decoder.next()
+                if message is None:
+                    await trio.lowlevel.wait_readable(sock)
+                    data = sock.recv(_BIG_CHUNK if decoder.pending > _CHUNK else _CHUNK)
+                    if not data:
+                        return None
+                    decoder.receive(data)
+                    began = time.perf_counter()
+                    continue
+                number = message.get("id")
+                if type(number) is not int or not 0 < number < 1 << 63 or number in self._running:
+                    raise WireError("a request needs an id of its own, a positive integer")
+            except BlockingIOError:
+                continue
+            except WireError as exc:
+                log.warning("pid %d: %s", self._caller.pid, exc)
+                self._reply(error_reply(0, OSError(errno.EPROTO, f"protocol error: {exc}")))
+                return None
+            except OSError:
+                return None
+            request = self._answer(number, message)
+            try:
+                trap = request.send(None)
+            except StopIteration:
+                if time.perf_counter() - began > _SLICE_S:
+                    await trio.lowlevel.checkpoint()
+                    began = time.perf_counter()
+                continue
+            return number, request, trap
+
+    # -- answering
+
+    async def _answer(self, number: int, message: Message) -> None:
+        try:
+            reply = await self._result(message)
+        except OSError as exc:
+            reply = error_reply(number, exc)
+            path = message.get("path", message.get("old"))
+            if type(path) is bytes:
+                reply["path"] = path
+        except trio.Cancelled:
+            if number in self._cancelled:
+                self._reply(error_reply(number, OSError(errno.ECANCELED, "cancelled by the client")))
+            elif message.get("op") == "shutdown":
+                # Being stopped is what was asked for.
+                self._reply({"id": number, "ok": True})
+            raise
+        except Exception:
+            log.exception("request %r failed", message.get("op"))
+            reply = error_reply(number, OSError(errno.EIO, "the daemon met an error of its own; its log has it"))
+        else:
+            reply["id"] = number
+            reply["ok"] = True
+        self._reply(reply)
+
+    async def _result(self, message: Message) -> Message:
+        op = message.get("op")
+        if not self._greeted or op == "hello":
+            return self._hello(message)
+        if op == "cancel":
+            return self._cancel(message)
+        handler = OPS.get(op) if type(op) is str else None
+        if handler is None:
+            raise OSError(errno.ENOSYS, f"no such operation: {op!r}")
+        caller = self._caller
+        if "tool" in message or "call_id" in message:
+            caller = caller._replace(tool=_text(message, "tool"), call_id=_text(message, "call_id"))
+        feed = self._feed
+        before = feed.seq
+        try:
+            return await handler(self._session, message, caller)
+        finally:
+            # Also after a failure: what was done until then (half a tree removed) must show in the shell as well.
+            if feed.seq != before and feed.settler is not None:
+                await feed.settled(feed.seq)
+
+    def _hello(self, message: Message) -> Message:
+        if message.get("op") != "hello":
+            raise OSError(errno.EPROTO, "the first request must be hello")
+        version = message.get("version")
+        if version != VERSION:
+            older = "vfsd" if type(version) is int and version > VERSION else "the client"
+            text = f"the client speaks protocol version {version!r}, this vfsd {VERSION}: update {older}"
+            raise OSError(errno.EPROTONOSUPPORT, text)
+        self._greeted = True
+        return self._door.hello()
+
+    def _cancel(self, message: Message) -> Message:
+        target = message.get("target")
+        scope = self._running.get(target) if type(target) is int else None
+        if scope is None:
+            return {"cancelled": False}
+        assert type(target) is int
+        self._cancelled.add(target)
+        scope.cancel()
+        return {"cancelled": True}
+
+    def _reply(self, message: Message) -> None:
+        """Hand the reply to the kernel at once, or keep what it does not take for the writer."""
+        try:
+            parts = self._encoder.encode(message)
+        except (WireError, TypeError, ValueError, OverflowError) as exc:
+            log.error("a reply cannot be sent: %s", exc)
+            parts = self._encoder.encode(error_reply(message["id"], OSError(errno.EMSGSIZE, f"the reply: {exc}")))
+        sent = 0
+        if not self._outbox:
+            try:
+                sent = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._nursery.cancel_scope.cancel()
+                return
+        idle = not self._outbox
+        for part in parts:
+            if sent >= len(part):
+                sent -= len(part)
+                continue
+            # A copy: what a read gave may be the live content, which can change before the kernel takes it.
+            rest = memoryview(bytes(memoryview(part)[sent:]))
+            sent = 0
+            self._outbox.append(rest)
+            self._owed += len(rest)
+        if idle and self._outbox:
+            self._nursery.start_soon(self._write)
+
+    async def _write(self) -> None:
+        outbox, sock = self._outbox, self._sock
+        while outbox:
+            await trio.lowlevel.wait_writable(sock)
+            try:
+                sent = sock.send(outbox[0])
+            except BlockingIOError:
+                continue
+            except OSError:
+                self._nursery.cancel_scope.cancel()
+                return
+            self._owed -= sent
+            if sent == len(outbox[0]):
+                outbox.popleft()
+            else:
+                outbox[0] = outbox[0][sent:]
+            if self._drained is not None and self._owed <= OUTBOX_MAX // 2:
+                self._drained.set()
+                self._drained = None
+
+
+@coroutine
+def _carry_on(request: Coroutine[Any, Any, None], trap: Any) -> Generator[Any, Any, None]:
+    """Await a coroutine that was started by hand and has yielded ``trap`` to the scheduler already."""
+    while True:
+        thrown: BaseException | None = None
+        value = None
+        try:
+            value = yield trap
+        except BaseException as exc:
+            thrown = exc
+        try:
+            trap = request.send(value) if thrown is None else request.throw(thrown)
+        except StopIteration:
+            return
+
+
+def _text(message: Message, key: str) -> str:
+    value = message.get(key, "")
+    if type(value) is not str:
+        raise OSError(errno.EINVAL, f"'{key}' must be text")
+    return value[:_TEXT_MAX]
+
+
+def _say(sock: socket.socket, why: OSError) -> None:
+    """Tell a peer that is not served why."""
+    with contextlib.suppress(OSError):
+        sock.sendmsg(Encoder().encode(error_reply(0, why)))
+
+
+def _listen(path: str) -> socket.socket:
+    if os.path.lexists(path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            except BlockingIOError:
+                raise OSError(errno.EADDRINUSE, "another daemon listens on this socket", path) from None
+            else:
+                raise OSError(errno.EADDRINUSE, "another daemon listens on this socket", path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # Before bind: Linux gives the file the socket's own mode, so that it never is open to others.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(path)
+        listener.setblocking(False)
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

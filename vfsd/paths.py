@@ -1,0 +1,366 @@
+"""Paths and whole files on top of the inode API: what a tool means by a name, for callers who have no kernel.
+
+Owns the path walk (POSIX path resolution inside the tree), the permission checks the kernel makes for the shell
+(``default_permissions``), and the whole-file operations. Must not know sockets, messages or backends.
+
+Invariants: no path leads out of the tree, an absolute symlink starts at the tree's root; on volumes that answer inline
+nothing suspends between the comparison and the write of ``write_file``, and elsewhere ``vfs.replace`` compares again;
+uid 0 passes every check of mode bits. Every method raises OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, NoReturn
+
+import trio
+
+from vfsd.core.types import PATH_MAX, Attr, Caller
+from vfsd.vfs import Vfs
+
+READ, WRITE, SEARCH = 4, 2, 1
+
+_SYMLINKS_MAX = 40
+"""Symlinks followed in one walk before ELOOP (Linux MAXSYMLINKS)."""
+
+_SLICE_S = 0.003
+
+
+class Entry(NamedTuple):
+    """One line of a listing."""
+
+    name: bytes
+    mode: int
+    size: int
+    mtime_ns: int
+
+
+class Place(NamedTuple):
+    """Where a walk ended: ``attr`` of what ``name`` is in directory ``parent``, None when there is nothing.
+
+    ``name`` is empty when the path ends in the root, ``.`` or ``..``: such a path cannot be removed or made.
+    """
+
+    parent: Attr
+    name: bytes
+    attr: Attr | None
+
+
+def fail(number: int) -> NoReturn:
+    """Raise the OSError of ``number`` with the system's own words."""
+    raise OSError(number, os.strerror(number))
+
+
+def may(caller: Caller, attr: Attr, bits: int) -> bool:
+    """Whether the mode of ``attr`` grants ``caller`` all of ``bits`` (READ, WRITE, SEARCH)."""
+    if caller.uid == 0:
+        return True
+    shift = 6 if caller.uid == attr.uid else 3 if caller.gid == attr.gid else 0
+    return (attr.mode >> shift) & bits == bits
+
+
+def need(caller: Caller, attr: Attr, bits: int) -> None:
+    """EACCES unless ``caller`` has ``bits`` on ``attr``."""
+    if caller.uid and not may(caller, attr, bits):
+        fail(errno.EACCES)
+
+
+def need_owner(caller: Caller, attr: Attr) -> None:
+    """EPERM unless ``caller`` owns ``attr`` or is root (POSIX chmod, utimensat with times)."""
+    if caller.uid not in (0, attr.uid):
+        fail(errno.EPERM)
+
+
+def need_removal(caller: Caller, parent: Attr, victim: Attr) -> None:
+    """EACCES unless ``parent`` may be written; EPERM when its sticky bit keeps ``victim`` from others (unlink(2))."""
+    if caller.uid:
+        need(caller, parent, WRITE | SEARCH)
+        if parent.mode & stat.S_ISVTX and caller.uid not in (victim.uid, parent.uid):
+            fail(errno.EPERM)
+
+
+class Paths:
+    """Walks and whole-file operations of one tree."""
+
+    def __init__(self, vfs: Vfs) -> None:
+        self.vfs = vfs
+
+    async def walk(self, path: bytes, caller: Caller, *, follow: bool = True, make: int | None = None) -> Place:
+        """Follow ``path`` from the root; relative paths start there too.
+
+        ``follow``: also a symlink at the end (one with a slash behind it always is). ``make``: permission bits of the
+        directories to make where those before the last name are missing. Raises ENOENT (a directory on the way),
+        ENOTDIR, ELOOP, EACCES, ENAMETOOLONG, EINVAL (a NUL).
+        """
+        if not path:
+            fail(errno.ENOENT)
+        if len(path) > PATH_MAX:
+            fail(errno.ENAMETOOLONG)
+        if b"\0" in path:
+            fail(errno.EINVAL)
+        vfs, checked = self.vfs, caller.uid != 0
+        lookup = vfs.lookup
+        todo = path.split(b"/")
+        todo.reverse()
+        root = parent = attr = await vfs.getattr(vfs.root_ino, caller)
+        name = b""
+        links = 0
+        while todo:
+            part = todo.pop()
+            if not part or part == b".":
+                if part or not todo:
+                    # "x/." and "x/" are only ever directories, and "/" itself is one.
+                    if not stat.S_ISDIR(attr.mode):
+                        fail(errno.ENOTDIR)
+                    if part:
+                        name = b""
+                continue
+            if not stat.S_ISDIR(attr.mode):
+                fail(errno.ENOTDIR)
+            if checked and not may(caller, attr, SEARCH):
+                fail(errno.EACCES)
+            if part == b"..":
+                parent = attr = await vfs.getattr(vfs.parent_of(attr.ino), caller)
+                name = b""
+                continue
+            try:
+                child = await lookup(attr.ino, part, caller)
+            except FileNotFoundError:
+                if not any(left not in (b"", b".") for left in todo):
+                    return Place(attr, part, None)
+                if make is None:
+                    raise
+                child = await self._mkdir(attr, part, make, caller)
+            if child.mode & 0o170000 == stat.S_IFLNK and (follow or todo):
+                links += 1
+                if links > _SYMLINKS_MAX:
+                    fail(errno.ELOOP)
+                target = await vfs.readlink(child.ino, caller)
+                if target.startswith(b"/"):
+                    attr = root
+                    name = b""
+                todo += reversed(target.split(b"/"))
+                continue
+            parent, attr, name = attr, child, part
+        return Place(parent, name, attr)
+
+    async def resolve(self, path: bytes, caller: Caller, follow: bool = True) -> Attr:
+        """The attributes of what ``path`` names; ENOENT and what ``walk`` raises."""
+        attr = (await self.walk(path, caller, follow=follow)).attr
+        if attr is None:
+            fail(errno.ENOENT)
+        return attr
+
+    async def resolve_parent(self, path: bytes, caller: Caller) -> tuple[int, bytes]:
+        """The directory that has, or could have, the last name of ``path``, and that name; EINVAL when it has none."""
+        place = await self.walk(path.rstrip(b"/") or b"/", caller, follow=False)
+        if not place.name:
+            fail(errno.EINVAL)
+        return place.parent.ino, place.name
+
+    async def place_for(self, path: bytes, caller: Caller, *, make: int | None = None) -> Place:
+        """Where something new called ``path`` would go, which the caller may write to; EEXIST, EACCES."""
+        place = await self.walk(path.rstrip(b"/") or b"/", caller, follow=False, make=make)
+        if place.attr is not None:
+            fail(errno.EEXIST)
+        need(caller, place.parent, WRITE | SEARCH)
+        return place
+
+    async def place_of(self, path: bytes, caller: Caller) -> tuple[Place, Attr]:
+        """What ``path`` names, a symlink itself, for taking it from its directory; ENOENT, EBUSY (the root), EACCES."""
+        place = await self.walk(path.rstrip(b"/") or b"/", caller, follow=False)
+        if place.attr is None:
+            fail(errno.ENOENT)
+        if not place.name:
+            fail(errno.EBUSY if place.attr.ino == self.vfs.root_ino else errno.EINVAL)
+        need_removal(caller, place.parent, place.attr)
+        return place, place.attr
+
+    async def read_file(self, path: bytes, offset: int, length: int, caller: Caller) -> tuple[Attr, bytes | memoryview]:
+        """Up to ``length`` bytes of a regular file from ``offset``, and its attributes; EISDIR, EINVAL, EACCES."""
+        attr = (await self.walk(path, caller)).attr
+        if attr is None:
+            fail(errno.ENOENT)
+        if attr.mode & 0o170000 != stat.S_IFREG:
+            fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
+        if caller.uid:
+            need(caller, attr, READ)
+        return attr, await self.vfs.read(attr.ino, 0, offset, length)
+
+    async def write_file(
+        self,
+        path: bytes,
+        data: bytes,
+        caller: Caller,
+        *,
+        expect: int | None = None,
+        parents: bool = True,
+        perm: int = 0o644,
+        exclusive: bool = False,
+    ) -> tuple[bool, Attr]:
+        """Make ``data`` the content of ``path`` in one commit: (whether the file is new, its attributes).
+
+        A file that is there keeps its ino, mode and links; through a symlink its target is written. ``expect``: the
+        xxh3_64 of the content the caller knows; ESTALE when it is another, ENOENT when there is no file. ``exclusive``:
+        EEXIST when there is one. ``parents``: make missing directories.
+        """
+        while True:
+            make = 0o755 if parents and expect is None else None
+            place = await self.walk(path, caller, make=make)
+            attr = place.attr
+            if attr is not None:
+                if exclusive:
+                    fail(errno.EEXIST)
+                if attr.mode & 0o170000 != stat.S_IFREG:
+                    fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
+                need(caller, attr, WRITE)
+                try:
+                    return False, await self.vfs.replace(attr.ino, data, caller, expect)
+                except OSError as exc:
+                    if exc.errno == errno.ESTALE and expect is not None:
+                        raise OSError(errno.ESTALE, "changed since it was read") from None
+                    raise
+            if expect is not None:
+                fail(errno.ENOENT)
+            if path.endswith((b"/", b"/.")):
+                fail(errno.EISDIR)
+            need(caller, place.parent, WRITE | SEARCH)
+            try:
+                return True, await self.vfs.create_file(place.parent.ino, place.name, perm, data, caller)
+            except FileExistsError:
+                # Only where a volume answers over the network: someone else made it meanwhile, so overwrite that.
+                if exclusive or self.vfs.is_inline(place.parent.ino):
+                    raise
+
+    async def makedirs(self, path: bytes, caller: Caller, perm: int = 0o755) -> Attr:
+        """The directory ``path``, made with its parents where missing; ENOTDIR, EEXIST (something else is there)."""
+        place = await self.walk(path.rstrip(b"/") or b"/", caller, make=perm)
+        attr = place.attr or await self._mkdir(place.parent, place.name, perm, caller)
+        if not stat.S_ISDIR(attr.mode):
+            fail(errno.EEXIST)
+        return attr
+
+    async def _mkdir(self, parent: Attr, name: bytes, perm: int, caller: Caller) -> Attr:
+        need(caller, parent, WRITE | SEARCH)
+        try:
+            return await self.vfs.mkdir(parent.ino, name, perm, caller)
+        except FileExistsError:
+            return await self.vfs.lookup(parent.ino, name, caller)
+
+    async def list_dir(self, path: bytes, caller: Caller) -> list[Entry]:
+        """Everything in directory ``path``, in byte order of the names; ENOTDIR, EACCES."""
+        attr = await self.resolve(path, caller)
+        if not stat.S_ISDIR(attr.mode):
+            fail(errno.ENOTDIR)
+        need(caller, attr, READ | SEARCH)
+        found = await self.vfs.children(attr.ino, caller)
+        return sorted([Entry(name, attr.mode, attr.size, attr.mtime_ns) for name, attr in found])
+
+    async def delete(self, path: bytes, caller: Caller, *, recursive: bool = True) -> None:
+        """Remove a file, a symlink (never its target) or a directory with all in it.
+
+        ENOTEMPTY without ``recursive``; EBUSY for the root of a route or a directory above one, before anything is
+        removed.
+        """
+        place, attr = await self.place_of(path, caller)
+        if not stat.S_ISDIR(attr.mode):
+            await self.vfs.unlink(place.parent.ino, place.name, caller)
+        elif not recursive:
+            await self.vfs.rmdir(place.parent.ino, place.name, caller)
+        else:
+            await self._delete_tree(place.parent.ino, place.name, attr, caller)
+
+    async def _delete_tree(self, parent: int, name: bytes, attr: Attr, caller: Caller) -> None:
+        """Depth first, children before their directory; gives way to others every few milliseconds."""
+        vfs = self.vfs
+        if self._holds_route(attr.ino):
+            fail(errno.EBUSY)
+        stack: list[tuple[int, bytes, Attr]] = [(parent, name, attr)]
+        began = time.perf_counter()
+        while stack:
+            parent, name, directory = stack[-1]
+            below: list[tuple[int, bytes, Attr]] = []
+            try:
+                need(caller, directory, READ)
+                for child, found in await vfs.children(directory.ino, caller):
+                    need_removal(caller, directory, found)
+                    if stat.S_ISDIR(found.mode):
+                        below.append((directory.ino, child, found))
+                        continue
+                    await _gone_is_fine(vfs.unlink(directory.ino, child, caller))
+                    if time.perf_counter() - began > _SLICE_S:
+                        await trio.lowlevel.checkpoint()
+                        began = time.perf_counter()
+                if not below:
+                    await _gone_is_fine(vfs.rmdir(parent, name, caller))
+            except OSError as exc:
+                # Someone added to it meanwhile: take that too.
+                if exc.errno != errno.ENOTEMPTY:
+                    raise
+                await trio.lowlevel.checkpoint()
+                continue
+            if below:
+                stack += below
+            else:
+                stack.pop()
+
+    def _holds_route(self, ino: int) -> bool:
+        """Whether a route other than its own is mounted somewhere below directory ``ino``."""
+        vfs, table = self.vfs, self.vfs.table
+        for parent, name in list(table.mounted_at.values()):
+            if table.overlays[parent][name].weak:
+                continue
+            while parent not in (ino, vfs.root_ino):
+                parent = vfs.parent_of(parent)
+            if parent == ino:
+                return True
+        return False
+
+    async def open(self, path: bytes, flags: int, perm: int, caller: Caller) -> tuple[Attr, int]:
+        """open(2) for a regular file: its attributes and the handle to release. Errnos as in POSIX; ENXIO for others.
+
+        Of ``flags`` O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_NOFOLLOW, O_DIRECTORY and O_TMPFILE count.
+        """
+        vfs = self.vfs
+        access = flags & os.O_ACCMODE
+        bits = (READ if access != os.O_WRONLY else 0) | (WRITE if access != os.O_RDONLY or flags & os.O_TRUNC else 0)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            directory = await self.resolve(path, caller)
+            need(caller, directory, WRITE | SEARCH)
+            return await vfs.tmpfile(directory.ino, perm, flags, caller)
+        exclusive = flags & os.O_CREAT and flags & os.O_EXCL
+        place = await self.walk(path, caller, follow=not (exclusive or flags & os.O_NOFOLLOW))
+        attr = place.attr
+        if attr is None:
+            if not flags & os.O_CREAT:
+                fail(errno.ENOENT)
+            if path.endswith((b"/", b"/.")):
+                fail(errno.EISDIR)
+            need(caller, place.parent, WRITE | SEARCH)
+            return await vfs.create(place.parent.ino, place.name, perm, flags, caller)
+        if exclusive:
+            fail(errno.EEXIST)
+        if stat.S_ISLNK(attr.mode):
+            fail(errno.ELOOP)
+        if stat.S_ISDIR(attr.mode):
+            if access != os.O_RDONLY or flags & os.O_CREAT:
+                fail(errno.EISDIR)
+        elif flags & os.O_DIRECTORY:
+            fail(errno.ENOTDIR)
+        elif not stat.S_ISREG(attr.mode):
+            fail(errno.ENXIO)
+        need(caller, attr, bits)
+        if stat.S_ISDIR(attr.mode):
+            return attr, await vfs.opendir(attr.ino, caller)
+        return attr, await vfs.open(attr.ino, flags & ~(os.O_CREAT | os.O_EXCL), caller)
+
+
+async def _gone_is_fine(removal: Coroutine[Any, Any, None]) -> None:
+    """Someone else removed it first."""
+    with contextlib.suppress(FileNotFoundError):
+        await removal
