@@ -225,6 +225,7 @@ class FuseDoor:
 
     async def fallocate(self, ino: int, fh: int, mode: int, offset: int, length: int, caller: Caller) -> None:
         await self.vfs.fallocate(ino, fh, mode, offset, length, caller)
+        await self._modified(ino, caller)
 
     async def seek(self, ino: int, fh: int, offset: int, whence: int) -> int:
         return await self.vfs.seek(ino, fh, offset, whence)
@@ -240,7 +241,18 @@ class FuseDoor:
         length: int,
         caller: Caller,
     ) -> int:
-        return await self.vfs.copy_range(ino_in, fh_in, off_in, ino_out, fh_out, off_out, length, caller)
+        size = await self.vfs.copy_range(ino_in, fh_in, off_in, ino_out, fh_out, off_out, length, caller)
+        await self._modified(ino_out, caller)
+        return size
+
+    async def _modified(self, ino: int, caller: Caller) -> None:
+        """Contents changed by a request in which the kernel does not say whether setuid and setgid must go.
+
+        With HANDLE_KILLPRIV_V2 it leaves that to us (fuse_setattr drops ATTR_KILL_*, 6.18); CAP_FSETID is taken to be
+        root's alone.
+        """
+        if caller.uid and (await self.vfs.getattr(ino, caller)).mode & 0o6000:
+            await self.vfs.setattr(ino, SetAttr(clear_suid=True), caller)
 
     async def syncfs(self, ino: int) -> None:
         await self.vfs.syncfs(ino)
