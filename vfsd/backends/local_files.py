@@ -390,7 +390,9 @@ class LocalFiles:
     fsyncdir = fsync
 
     async def syncfs(self, ino: int = 0) -> None:
-        """syncfs(2) of the root's file system."""
+        """syncfs(2) of the root's file system, to which a read-only volume has nothing to add."""
+        if self.read_only:
+            return
         await _in_thread(local_sys.syncfs, os.open(proc(self._inodes.root_fd), os.O_RDONLY | os.O_CLOEXEC))
 
     async def maintain(self) -> None:

@@ -204,18 +204,21 @@ class Inodes:
 
     def dir_fd(self, inode: Inode) -> int:
         """An O_PATH descriptor to use as the base of a call, inside the root now. Raises ESTALE when it is not."""
-        if inode is self.root:
-            return self.root_fd
         fd = inode.fd
+        if fd == self.root_fd:
+            return fd
         if fd < 0:
             return self._reach(inode)
-        hot = inode.node in self._hot
-        if not self._is_inside(inode, fd):
-            if not hot:
+        try:
+            inside = os.readlink(b"/proc/self/fd/%d" % fd).startswith(self._prefix)
+        except OSError:
+            inside = False
+        if not inside and not self._is_inside(inode, fd):
+            if inode.node not in self._hot:
                 raise fail(errno.ESTALE)
             self._cool(inode)
             return self._reach(inode)
-        if hot:
+        if inode.node in self._hot:
             self._hot.move_to_end(inode.node)
         return fd
 
@@ -364,8 +367,6 @@ class Inodes:
     def _is_inside(self, inode: Inode, fd: int) -> bool:
         """Whether an inode is below the root now: the host may have moved it out, with us holding on to it."""
         try:
-            if os.readlink(b"/proc/self/fd/%d" % fd).startswith(self._prefix):
-                return True
             self._read_prefix()
             return os.readlink(proc(fd)).startswith(self._prefix)
         except OSError as exc:
@@ -421,7 +422,10 @@ def proc(fd: int) -> bytes:
 
 
 def _descriptors_to_keep() -> int:
-    """Raise the soft limit of open files to the hard one; returns how many of them to spend on speed."""
+    """Raise the soft limit of open files to the hard one; returns how many a volume may spend on speed.
+
+    A mount has several local volumes (each system directory is one), and most of the limit is for the callers' opens.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -431,4 +435,4 @@ def _descriptors_to_keep() -> int:
             pass
     if soft == resource.RLIM_INFINITY:
         return 4096
-    return max(16, min(4096, soft // 4))
+    return max(64, min(4096, soft // 16))
