@@ -11,6 +11,7 @@ A directory for which no stub is there is left out: bubblewrap would create it, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import posixpath
@@ -28,6 +29,11 @@ View = Literal["auto", "root", "mount"]
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc")
 """The host's top-level directories bound read-only in the root view (where the host has a link, the stub is one)."""
+
+TOO_WIDE = frozenset(
+    {"/boot", "/dev", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/srv", "/sys", "/tmp", "/var"}
+)
+"""Top-level directories that are nobody's toolchain, though a ``bin`` may stand in them."""
 
 PASSED = frozenset({"COLORTERM", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TERM", "TZ", "USER", "VIRTUAL_ENV"})
 """Variables a command gets from the caller, with LC_*. All else may be a secret, and is given only by ``env=``."""
@@ -59,6 +65,7 @@ class Launch:
     prefix: tuple[str, ...]
     environ: dict[str, str]
     cwd: str | None
+    notice: str = ""
 
 
 def mountpoint_of(client: TreeClient, override: str | None = None) -> str:
@@ -80,11 +87,13 @@ def mountpoint_of(client: TreeClient, override: str | None = None) -> str:
     return path
 
 
-def mount_view(mountpoint: str, cwd: str, env: Mapping[str, str], call: str) -> Launch:
-    """No namespace: the command runs in ``mountpoint``/``cwd`` and sees the host's root."""
+def mount_view(mountpoint: str, cwd: str, env: Mapping[str, str], call: str, why: str = "") -> Launch:
+    """No namespace: the command runs in ``mountpoint``/``cwd`` and sees the host's root. ``why``: no other."""
     environ = _environment(os.environ.get("PATH", STANDARD_PATH), _home(mountpoint, mountpoint), mountpoint + "/tmp")
     _make_temporary(mountpoint)
-    return Launch("mount", mountpoint, (), _finish(environ, env, call), mountpoint + _absolute(cwd))
+    directory = mountpoint + absolute(cwd)
+    notice = f"Ran in the mount view, in the directory {directory}: {why}" if why else ""
+    return Launch("mount", mountpoint, (), _finish(environ, env, call), directory, notice)
 
 
 def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, str], call: str) -> Launch:
@@ -101,8 +110,8 @@ def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, s
     home = _home(mountpoint, "")
     _make_temporary(mountpoint)
     wanted = [*toolchain(os.environ.get("PATH", ""), os.environ.get("VIRTUAL_ENV", ""), mountpoint), mountpoint]
-    # Every time, not once: a daemon that was restarted has forgotten them, and a bind without a stub makes junk.
-    client.call("stub", paths=[os.fsencode(path) for path in wanted])
+    # Every time, not once: a daemon that was restarted has forgotten them.
+    _ask_for_stubs(client, [os.fsencode(path) for path in wanted])
     argv = [bwrap, "--bind", mountpoint, "/"]
     for name in SYSTEM:
         if _is_dir(f"/{name}", follow=False) and _is_dir(f"{mountpoint}/{name}", follow=False):
@@ -116,7 +125,7 @@ def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, s
     bound = [path for path in wanted if _is_dir(mountpoint + path)]
     for path in bound:
         argv += ["--bind" if path == mountpoint else "--ro-bind", path, path]
-    argv += ["--chdir", _absolute(cwd)]
+    argv += ["--chdir", absolute(cwd)]
     search = [
         entry
         for entry in os.environ.get("PATH", STANDARD_PATH).split(":")
@@ -161,7 +170,7 @@ def toolchain(path: str, virtual_env: str, mountpoint: str) -> tuple[str, ...]:
     home = os.path.expanduser("~")
     kept: list[str] = []
     for directory in sorted(found):
-        too_wide = directory.count("/") < 2 or _under(home, [directory])
+        too_wide = directory in TOO_WIDE or directory == "/" or _under(home, [directory])
         elsewhere = _is_system(directory) or _under(directory, [mountpoint, *kept])
         if directory.startswith("/") and not too_wide and not elsewhere and os.path.isdir(directory):
             kept.append(directory)
@@ -211,6 +220,17 @@ def _name_service() -> tuple[str, ...]:
     return (directory,) if directory.startswith("/run/") and os.path.isdir(directory) else ()
 
 
+def _ask_for_stubs(client: TreeClient, paths: list[bytes]) -> None:
+    try:
+        client.call("stub", paths=paths)
+    except ConnectionError:
+        raise
+    except OSError:  # one cannot be made (a file is in the way, say): that is no reason to have none of the others
+        for path in paths:
+            with contextlib.suppress(OSError):
+                client.call("stub", paths=[path])
+
+
 def _environment(path: str, home: str, temporary: str) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LC_")}
     environ.setdefault("LANG", "C.UTF-8")
@@ -257,7 +277,7 @@ def _make_directory(path: str, perm: int) -> bool:
     return True
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))  # two leading slashes would stay (POSIX)
 
 

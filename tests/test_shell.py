@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -22,7 +24,16 @@ import trio
 
 from agenttools import capture, shell, views
 from agenttools.processes import end_all
-from agenttools.shell import Cancellation, Cancelled, ExecuteResult, ViewUnavailable, aexecute, execute
+from agenttools.shell import (
+    Cancellation,
+    Cancelled,
+    ExecuteResult,
+    View,
+    ViewUnavailable,
+    aexecute,
+    execute,
+    run_interactive,
+)
 
 
 class Daemon:
@@ -40,11 +51,20 @@ class Daemon:
 
     def call(self, op: str, /, **params: Any) -> Mapping[str, Any]:
         if op == "stat":
-            return {"attr": {"ino": self.root.stat().st_ino}}
+            found = os.stat(os.fsencode(self.root) + params["path"])
+            return {"attr": {"ino": found.st_ino, "mode": found.st_mode}}
         assert op == "stub"
         for path in params["paths"]:
             os.makedirs(os.fsencode(self.root) + path, exist_ok=True)
         return {}
+
+
+class Attached(Daemon):
+    """The same for a directory that is laid out already."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+        self.hello = {"mountpoint": os.fsencode(root)}
 
 
 @pytest.fixture
@@ -201,7 +221,7 @@ sleep 311 & echo $! > plain
 (trap '' TERM HUP INT; sleep 312; sleep 312) & echo $! > deaf
 setsid sh -c 'echo $$ > own; sleep 313; true' &
 (setsid sh -c 'echo $$ > orphan; exec sleep 314' &)
-(setsid env -i /bin/sh -c 'echo $$ > unmarked; /bin/sleep 315; true' &)
+(setsid env -i /bin/sh -c 'echo $$ > unmarked; exec /bin/sleep 315' &)
 while [ ! -s unmarked ] || [ ! -s orphan ] || [ ! -s own ]; do sleep 0.01; done
 """
 
@@ -380,16 +400,24 @@ def test_root_view_has_the_callers_network(daemon: Daemon) -> None:
 
 
 def test_root_view_makes_nothing_in_the_tree_without_a_stub(daemon: Daemon) -> None:
-    class Forgetful(Daemon):
-        def __init__(self) -> None:
-            self.root, self.hello = daemon.root, daemon.hello
-
+    class Forgetful(Attached):
         def call(self, op: str, /, **params: Any) -> Mapping[str, Any]:
             return {} if op == "stub" else super().call(op, **params)
 
     before = set(os.listdir(daemon.root))
-    assert execute(Forgetful(), "echo fine", view="root").output == "fine\n"
+    assert execute(Forgetful(str(daemon.root)), "echo fine", view="root").output == "fine\n"
     assert set(os.listdir(daemon.root)) - before == {"tmp", "home"}
+
+
+def test_a_stub_that_cannot_be_made_costs_only_its_own_directory(daemon: Daemon) -> None:
+    class Strict(Attached):
+        def call(self, op: str, /, **params: Any) -> Mapping[str, Any]:
+            if op == "stub" and os.fsencode(sys.prefix) in params["paths"]:
+                raise NotADirectoryError
+            return super().call(op, **params)
+
+    result = execute(Strict(str(daemon.root)), f"test -d {daemon.root} && test -e {sys.prefix} || echo no", view="root")
+    assert result.output == ("" if sys.prefix.startswith("/usr") else "no\n")
 
 
 def test_mount_view_is_the_host_with_the_tree_as_directory(daemon: Daemon) -> None:
@@ -413,6 +441,53 @@ def test_a_command_that_cannot_be_passed(daemon: Daemon) -> None:
     with pytest.raises(ValueError, match="131071 bytes"):
         execute(daemon, "#" * 131_072)
     assert execute(daemon, "true" + " " * 131_067).exit_code == 0
+
+
+# ------------------------------------------------------------------ interactive
+
+
+def test_interactive_exit_code_and_directory(daemon: Daemon) -> None:
+    (daemon.root / "file").touch()
+    both: tuple[View, ...] = ("root", "mount")
+    for view in both:
+        assert run_interactive(daemon, ["/bin/sh", "-c", "echo x > made; exit 9"], view=view) == 9
+        (daemon.root / "made").unlink()
+        assert run_interactive(daemon, ["no-such-program"], view=view) == 127
+        assert run_interactive(daemon, ["/etc/hostname"], view=view) == 126
+        with pytest.raises(FileNotFoundError):
+            run_interactive(daemon, ["true"], view=view, cwd="/nowhere")
+        with pytest.raises(NotADirectoryError):
+            run_interactive(daemon, ["true"], view=view, cwd="/file")
+
+
+def test_interactive_has_the_terminal_and_gets_its_interrupt(daemon: Daemon) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_shell import Attached; from agenttools import shell\n"
+        "sys.exit(shell.run_interactive(Attached(sys.argv[2]), ['/bin/sh', '-c', sys.argv[3]]))"
+    )
+    script = "trap 'echo caught; exit 6' INT; tty; echo ready; sleep 30"
+    master, slave = pty.openpty()
+    argv = [sys.executable, "-c", code, str(Path(__file__).parent), str(daemon.root), script]
+    # setsid makes the pty the controlling terminal, so that ^C is a signal to the group in its foreground
+    process = subprocess.Popen(
+        ["setsid", "-c", "-w", *argv], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "SHELL": "/bin/sh"}
+    )
+    os.close(slave)
+    try:
+        seen = b""
+        while b"ready" not in seen:
+            seen += os.read(master, 4096)
+        os.write(master, b"\x03")
+        with contextlib.suppress(OSError):  # EIO: all ends of it are closed
+            while data := os.read(master, 4096):
+                seen += data
+        assert process.wait(10) == 6
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert b"/dev/pts/" in seen
+    assert b"caught" in seen
 
 
 # ------------------------------------------------------------------ which view
