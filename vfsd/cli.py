@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = commands.add_parser("run", help="a command, or a shell, whose / is the tree")
     p.add_argument("--name", default="default")
+    p.add_argument("--view", choices=("auto", "root", "mount"), default="auto", help="what its / is (default: auto)")
     p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER)
     p.set_defaults(run=_run)
     return parser
@@ -315,7 +316,7 @@ def _volumes(name: str, thread: str) -> list[Path]:
         if entry["name"] == name:
             return [Path(route["location"]) for route in entry["routes"] if route["kind"] == "state"]
     home = config.thread_home(name, thread)
-    found = sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else []
+    found = [path for path in (home / "root", *sorted(home.glob("routes/*"))) if path.is_dir()]
     if not found:
         raise Failure(f"nothing is stored for {name!r}, thread {thread!r} ({home})")
     return found
@@ -340,5 +341,5 @@ def _run(args: argparse.Namespace) -> int:
     if entry is None or not entry["alive"]:
         raise Failure(f"no mount is called {args.name!r}: start it with vfsd mount --name {args.name} MOUNTPOINT")
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    tool = [sys.executable, "-m", "agenttools", "--socket", entry["socket"], "run", "--", *command]
-    os.execv(sys.executable, tool)
+    # A client like any other, in a program of its own: nothing of vfsd may import agenttools.
+    os.execv(sys.executable, [sys.executable, "-m", "agenttools.enter", entry["socket"], args.view, *command])

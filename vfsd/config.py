@@ -242,8 +242,8 @@ def complete(config: Config, routes: Iterable[RouteSpec] = (), **overrides: Any)
     home = thread_home(config.name, config.thread)
     for prefix, spec in table.items():
         if spec.kind == "state" and spec.location is None:
-            # "/" itself quotes to nothing, so the root volume has a name no other prefix can have.
-            table[prefix] = replace(spec, location=home / (quote(prefix.strip("/"), safe="") or "root"))
+            own = home / "root" if prefix == "/" else home / "routes" / quote(prefix.strip("/"), safe="")
+            table[prefix] = replace(spec, location=own)
     _check_locations(table.values())
     return replace(config, routes=tuple(table[p] for p in sorted(table)), furnish=furnish)
 

@@ -1,0 +1,25 @@
+# make run: install what is missing, mount a tree and play one session in it.   make test: all tests.
+# make check: format, lint, types and the tests that need no mount.             make bench: ratios.
+BIN := .venv/bin
+
+.PHONY: run test check bench setup clean
+setup:
+	@scripts/setup.sh
+
+run: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/session.py
+
+test: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m "not mount and not slow"
+
+bench: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

