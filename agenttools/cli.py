@@ -120,8 +120,6 @@ def _show(result: Result, args: argparse.Namespace) -> None:
         _out(result.output)
         for notice in result.notices:
             _remark(notice)
-        if result.truncated:
-            _remark("output cut" + (f"; all of it is in {result.output_file}" if result.output_file else ""))
     elif isinstance(result, GrepResult):
         matches = result.matches or []
         if result.output_mode == "content":
@@ -161,7 +159,7 @@ def _out(text: str) -> None:
 
 def _remark(text: str) -> None:
     sys.stdout.flush()
-    print(f"[{text.strip('[]')}]", file=sys.stderr)
+    print(f"[{text}]", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):

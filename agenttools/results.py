@@ -228,18 +228,16 @@ class ExecuteResult:
 
     @property
     def text(self) -> str:
-        """The output, then how the command ended, each note on a line of its own."""
+        """The output, then what cannot be seen from it and how the command ended, each on a line of its own."""
         if self.error is not None:
             return printable(self.error)
         parts = [self.output or "<no output>"]
-        parts += self.notices
+        parts += [f"[{notice}]" for notice in self.notices]
         if self.exit_code is not None:
             ended = "succeeded" if self.exit_code == 0 else "failed"
             parts.append(f"[Command {ended} with exit code {self.exit_code}]")
         if self.truncated:
             parts.append("[Output was truncated due to size limits]")
-            if self.output_file is not None:
-                parts.append(f"[All of it is in {self.output_file}]")
         return "\n".join(parts)
 
 

@@ -101,7 +101,7 @@ def _locate(client: Client, path: str) -> tuple[bytes, bytes]:
 
 
 def _shown(path: bytes) -> str:
-    return path.decode(errors="surrogateescape")
+    return path.decode("utf-8", "surrogateescape")
 
 
 _CODES = {
@@ -141,7 +141,7 @@ def ls(client: Client, path: str = "/", *, slash: bool = False) -> LsResult:
         return LsResult(error=f"Path '{path}': {_why(exc, ENOENT='path_not_found', ENOTDIR='not_a_directory')}")
     entries = []
     for name, mode, size, mtime_ns in listed:
-        full = top + _shown(name)
+        full = top + name.decode("utf-8", "surrogateescape")
         if stat.S_ISDIR(mode):
             entries.append(Entry(full + "/" if slash else full, True, 0, mtime_ns))
         else:
@@ -311,7 +311,11 @@ def glob(client: Client, pattern: str, path: str = "/") -> GlobResult:
         if isinstance(exc, OSError) and exc.errno == errno.EINVAL:
             return GlobResult(error=exc.strerror)
         return GlobResult(error=f"Path '{path}': {_why(exc, ENOENT='path_not_found', ENOTDIR='not_a_directory')}")
-    matches = [Entry(_shown(prefix + found), False, size, mtime_ns) for found, size, mtime_ns in reply["matches"]]
+    top = _shown(prefix)
+    matches = [
+        Entry(top + found.decode("utf-8", "surrogateescape"), False, size, mtime_ns)
+        for found, size, mtime_ns in reply["matches"]
+    ]
     return GlobResult(matches, reply["truncated"], reply.get("reason"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,38 +12,22 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tool_server import memory_vfs
 from wcmatch import glob as wcglob
 
 from vfsd import search
-from vfsd.backends.memory import MemoryBackend
 from vfsd.core.types import Caller, SetAttr
-from vfsd.feed import Feed
 from vfsd.paths import Paths
-from vfsd.routes import Route, RouteTable
-from vfsd.system import SystemEntries
-from vfsd.vfs import Vfs
-from vfsd.volume import TreeVolume
 
 ROOT = Caller(0, 0)
 USER = Caller(1000, 1000)
 
 
-def memory_tree(*prefixes: bytes) -> Paths:
-    """A tree of memory volumes, one for each prefix besides the root, with the system directories."""
-    feed, table = Feed(), RouteTable()
-    for prefix in (b"/", *prefixes):
-        volume = TreeVolume(table.next_base(), MemoryBackend(), feed, time.time_ns)
-        table.mount(Route(prefix, "memory", "", volume))
-    system = SystemEntries(table, feed, time.time_ns)
-    system.add_host()
-    return Paths(Vfs(table, feed, system))
-
-
-def searching(files: dict[str, bytes | str], what: Callable[[Paths], Any], *prefixes: bytes) -> Any:
+def searching(files: Mapping[str, bytes | str], what: Callable[[Paths], Any], *prefixes: bytes) -> Any:
     """Make ``files`` in a new tree and run the search ``what`` on it."""
 
     async def run() -> Any:
-        paths = memory_tree(*prefixes)
+        paths = Paths(memory_vfs(*prefixes))
         for path, content in files.items():
             data = content.encode() if isinstance(content, str) else content
             await paths.write_file(path.encode(), data, ROOT)
@@ -60,7 +44,7 @@ def glob(files: list[str], pattern: str, path: str = "/", **more: Any) -> list[s
     return [match.path.decode() for match in found.matches]
 
 
-def grep(files: dict[str, bytes | str], pattern: str, path: str = "/", **more: Any) -> list[tuple[str, int, str]]:
+def grep(files: Mapping[str, bytes | str], pattern: str, path: str = "/", **more: Any) -> list[tuple[str, int, str]]:
     found = searching(files, lambda paths: search.grep(paths, pattern.encode(), path.encode(), ROOT, **more))
     assert not found.truncated
     return [(hit.path.decode(), hit.line, hit.text.decode()) for hit in found.matches]
@@ -257,7 +241,7 @@ def test_grep_with_a_glob() -> None:
 
 @pytest.mark.parametrize(("count", "truncated"), [(1, True), (5, True), (6, False), (7, False), (None, False)])
 def test_max_count_is_exact(count: int | None, truncated: bool) -> None:
-    files: dict[str, bytes | str] = {"/a": "x\nx\n", "/b": b"x\n\0", "/c": "x\nx\nx\nx\n"}
+    files: Mapping[str, bytes | str] = {"/a": "x\nx\n", "/b": b"x\n\0", "/c": "x\nx\nx\nx\n"}
     found = searching(files, lambda paths: search.grep(paths, b"x", b"/", ROOT, max_count=count))
     lines = [(b"/a", 1), (b"/a", 2), (b"/c", 1), (b"/c", 2), (b"/c", 3), (b"/c", 4)]
     assert [(hit.path, hit.line) for hit in found.matches] == lines[:count]
@@ -284,7 +268,7 @@ def test_a_long_line_is_cut_on_a_character() -> None:
 
 
 def test_searches_stop_with_what_they_have() -> None:
-    files: dict[str, bytes | str] = {f"/d{i % 50}/f{i}": "x\n" * 20 for i in range(4000)}
+    files: Mapping[str, bytes | str] = {f"/d{i % 50}/f{i}": "x\n" * 20 for i in range(4000)}
 
     async def run(paths: Paths) -> tuple[search.GlobFound, search.GrepFound]:
         return (
@@ -299,7 +283,7 @@ def test_searches_stop_with_what_they_have() -> None:
 
 def test_a_reply_stays_below_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MAX_REPLY_BYTES", 1000)
-    files: dict[str, bytes | str] = {f"/f{i:03}": "x\n" for i in range(2000)}
+    files: Mapping[str, bytes | str] = {f"/f{i:03}": "x\n" for i in range(2000)}
 
     async def run(paths: Paths) -> tuple[search.GlobFound, search.GrepFound]:
         return await search.glob(paths, "*", b"/", ROOT), await search.grep(paths, b"x", b"/", ROOT)
@@ -310,7 +294,7 @@ def test_a_reply_stays_below_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_others_run_while_a_search_does() -> None:
-    files: dict[str, bytes | str] = {f"/d{i % 50}/f{i}": "some text\n" * 100 for i in range(5000)}
+    files: Mapping[str, bytes | str] = {f"/d{i % 50}/f{i}": "some text\n" * 100 for i in range(5000)}
 
     async def run(paths: Paths) -> tuple[int, float]:
         turns = 0
@@ -336,7 +320,7 @@ def test_others_run_while_a_search_does() -> None:
 
 
 def test_a_large_directory_is_sorted_and_whole() -> None:
-    files: dict[str, bytes | str] = {f"/{(i * 7919) % 3001:05}": "x" for i in range(3001)}
+    files: Mapping[str, bytes | str] = {f"/{(i * 7919) % 3001:05}": "x" for i in range(3001)}
     assert glob(list(files), "*") == sorted(files)
 
 
@@ -351,7 +335,7 @@ def test_what_a_user_may_not_read_is_left_out() -> None:
             await search.glob(paths, "*", b"/", ROOT),
         )
 
-    files: dict[str, bytes | str] = {"/closed/f": "x", "/open/secret": "x", "/open/f": "x"}
+    files: Mapping[str, bytes | str] = {"/closed/f": "x", "/open/secret": "x", "/open/f": "x"}
     globbed, grepped, all_of_it = searching(files, run)
     assert [match.path for match in globbed.matches] == [b"/open/f", b"/open/secret"]
     assert globbed.truncated and globbed.reason == "unreadable"
@@ -383,6 +367,6 @@ def test_files_that_vanish_during_a_search_are_no_error() -> None:
             nursery.start_soon(remove)
             return await search.grep(paths, b"x", b"/", ROOT)
 
-    files: dict[str, bytes | str] = {f"/d{i % 50}/f{i}": "x\n" for i in range(3000)}
+    files: Mapping[str, bytes | str] = {f"/d{i % 50}/f{i}": "x\n" for i in range(3000)}
     found = searching(files, run)
     assert 1500 <= len(found.matches) <= 3000
