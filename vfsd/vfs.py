@@ -9,11 +9,12 @@ one raises OSError, and nothing else for want of the caller.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import CoroutineType
 from typing import Any
 
 from vfsd.core.plans import fail
-from vfsd.core.types import NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
+from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.feed import Feed
 from vfsd.routes import Overlay, RouteTable
 from vfsd.system import SystemEntries
@@ -46,15 +47,17 @@ class Vfs:
 
     # -- the funnels
 
-    def _observe(self, op: str, ino: int, *args: Any) -> Any:
+    async def _observe(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
         """Every operation that changes nothing passes here."""
         self._observed += 1
-        return getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+        result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+        return await result if type(result) is CoroutineType else result
 
-    def _mutate(self, op: str, ino: int, *args: Any) -> Any:
+    async def _mutate(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
         """Every operation that changes the tree or contents passes here."""
         self._mutated += 1
-        return getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+        result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+        return await result if type(result) is CoroutineType else result
 
     # -- what the doors ask about an ino
 
@@ -100,13 +103,22 @@ class Vfs:
         """The entry laid over ``name``, None where the volume's own counts."""
         over = self._overlays.get(parent)
         entry = None if over is None else over.get(name)
-        if entry is None or not entry.weak:
-            return entry
-        try:
-            self._volumes[parent >> NODE_BITS].lookup(parent, name)
-        except FileNotFoundError:
+        if entry is None or not entry.weak or self._child(parent, name) is None:
             return entry
         return None
+
+    def _child(self, parent: int, name: bytes) -> Attr | None:
+        """The volume's own entry as far as is known without waiting."""
+        try:
+            attr: Attr = self._volumes[parent >> NODE_BITS].peek(parent, name)
+        except OSError:
+            return None
+        return attr
+
+    def _root(self, laid: Overlay) -> Attr:
+        """What an overlay leads to; a volume's root is always in memory."""
+        attr: Attr = self._volumes[laid.ino >> NODE_BITS].getattr(laid.ino)
+        return attr
 
     def _refuse_overlaid(self, parent: int, name: bytes, code: int) -> None:
         if parent in self._overlays and self._overlaid(parent, name) is not None:
@@ -117,14 +129,7 @@ class Vfs:
         over = self._overlays.get(attr.ino)
         if over is None:
             return attr
-        volume = self._volumes[attr.ino >> NODE_BITS]
-        more = 0
-        for name, entry in over.items():
-            if not entry.hidden:
-                try:
-                    volume.lookup(attr.ino, name)
-                except FileNotFoundError:
-                    more += 1
+        more = sum(not laid.hidden and self._child(attr.ino, name) is None for name, laid in over.items())
         return _JoinedAttr(attr, more) if more else attr
 
     # -- observing
@@ -134,77 +139,77 @@ class Vfs:
         if parent in self._overlays:
             entry = self._overlaid(parent, name)
             if entry is not None:
-                return self._joined(self._observe("getattr", entry.ino))
+                return self._joined(self._root(entry))
         if name == b"..":
             return await self.getattr(self.parent_of(parent), caller)
-        attr: Attr = self._observe("lookup", parent, name)
+        attr: Attr = await self._observe("lookup", caller, parent, name)
         return self._joined(attr) if attr.ino in self._overlays else attr
 
     async def getattr(self, ino: int, caller: Caller, fh: int | None = None) -> Attr:
         """ESTALE when the ino is no more."""
-        attr: Attr = self._observe("getattr", ino, fh or 0)
+        attr: Attr = await self._observe("getattr", caller, ino, fh or 0)
         return self._joined(attr) if ino in self._overlays else attr
 
     async def readlink(self, ino: int, caller: Caller) -> bytes:
         """EINVAL for anything but a symlink."""
-        target: bytes = self._observe("readlink", ino)
+        target: bytes = await self._observe("readlink", caller, ino)
         return target
 
     async def read(self, ino: int, fh: int, offset: int, length: int) -> bytes | memoryview:
         """Up to ``length`` bytes; fewer only at the end of the file. ``fh`` 0 reads by inode."""
-        data: bytes | memoryview = self._observe("read", ino, fh, offset, length)
+        data: bytes | memoryview = await self._observe("read", DAEMON, ino, fh, offset, length)
         return data
 
     async def seek(self, ino: int, fh: int, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE; ENXIO."""
-        found: int = self._observe("seek", ino, fh, offset, whence)
+        found: int = await self._observe("seek", DAEMON, ino, fh, offset, whence)
         return found
 
     async def opendir(self, ino: int, caller: Caller) -> int:
         """ENOTDIR."""
-        fh: int = self._observe("opendir", ino, caller)
+        fh: int = await self._observe("opendir", caller, ino, caller)
         return fh
 
     async def readdir(self, ino: int, fh: int, offset: int, caller: Caller) -> Iterator[DirEntry]:
         """Entries after ``offset`` (3 is the first entry's), without ``.`` and ``..``."""
         over = self._overlays.get(ino)
         if over is None:
-            entries: Iterator[DirEntry] = self._observe("readdir", ino, fh, offset)
+            entries: Iterator[DirEntry] = await self._observe("readdir", caller, ino, fh, offset)
             return entries
-        return self._joined_entries(ino, fh, offset, over)
+        own = await self._observe("readdir", caller, ino, fh, offset) if offset < _OVERLAY_OFFSET else ()
+        return self._joined_entries(own, offset, over)
 
-    def _joined_entries(self, ino: int, fh: int, offset: int, over: dict[bytes, Overlay]) -> Iterator[DirEntry]:
-        if offset < _OVERLAY_OFFSET:
-            for entry in self._observe("readdir", ino, fh, offset):
-                laid = over.get(entry.name)
-                if laid is None or laid.weak:
-                    yield entry._replace(attr=self._joined(entry.attr)) if entry.attr.ino in self._overlays else entry
+    def _joined_entries(self, own: Iterable[DirEntry], offset: int, over: dict[bytes, Overlay]) -> Iterator[DirEntry]:
+        for entry in own:
+            laid = over.get(entry.name)
+            if laid is None or laid.weak:
+                yield entry._replace(attr=self._joined(entry.attr)) if entry.attr.ino in self._overlays else entry
         for i, (name, laid) in enumerate(list(over.items()), _OVERLAY_OFFSET + 1):
             if not laid.hidden and i > offset:
-                yield DirEntry(name, self._joined(self._observe("getattr", laid.ino)), i)
+                yield DirEntry(name, self._joined(self._root(laid)), i)
 
     async def children(self, ino: int, caller: Caller) -> list[tuple[bytes, Attr]]:
         """All listed entries at once, unordered; ENOTDIR."""
-        entries: list[tuple[bytes, Attr]] = self._observe("children", ino)
+        entries: list[tuple[bytes, Attr]] = await self._observe("children", caller, ino)
         over = self._overlays.get(ino)
         if over is None:
             return entries
         entries = [(n, a) for n, a in entries if n not in over or over[n].weak]
-        return entries + [(n, self._observe("getattr", laid.ino)) for n, laid in over.items() if not laid.hidden]
+        return entries + [(n, self._root(laid)) for n, laid in over.items() if not laid.hidden]
 
     async def statfs(self, ino: int) -> StatFs:
-        found: StatFs = self._observe("statfs", ino)
+        found: StatFs = await self._observe("statfs", DAEMON, ino)
         return found
 
     async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
         """ENODATA; EOPNOTSUPP for POSIX ACLs, which are not kept."""
         _refuse_acl(name)
-        value: bytes = self._observe("getxattr", ino, name)
+        value: bytes = await self._observe("getxattr", caller, ino, name)
         return value
 
     async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
         """Names; those of ``trusted.`` for root only (xattr(7))."""
-        names: list[bytes] = self._observe("listxattr", ino)
+        names: list[bytes] = await self._observe("listxattr", caller, ino)
         return names if caller.uid == 0 else [n for n in names if not n.startswith(b"trusted.")]
 
     # -- mutating: names
@@ -212,18 +217,18 @@ class Vfs:
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """EEXIST, ENOENT, ENOTDIR, ENAMETOOLONG, ENOSPC, EROFS, as for all that make a name."""
         self._refuse_overlaid(parent, name, errno.EEXIST)
-        attr: Attr = self._mutate("mknod", parent, name, mode, rdev, caller)
+        attr: Attr = await self._mutate("mknod", caller, parent, name, mode, rdev, caller)
         return attr
 
     async def mkdir(self, parent: int, name: bytes, perm: int, caller: Caller) -> Attr:
         """EMLINK too."""
         self._refuse_overlaid(parent, name, errno.EEXIST)
-        attr: Attr = self._mutate("mkdir", parent, name, perm, caller)
+        attr: Attr = await self._mutate("mkdir", caller, parent, name, perm, caller)
         return attr
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         self._refuse_overlaid(parent, name, errno.EEXIST)
-        attr: Attr = self._mutate("symlink", parent, name, target, caller)
+        attr: Attr = await self._mutate("symlink", caller, parent, name, target, caller)
         return attr
 
     async def link(self, ino: int, new_parent: int, new_name: bytes, caller: Caller) -> Attr:
@@ -231,26 +236,25 @@ class Vfs:
         if ino >> NODE_BITS != new_parent >> NODE_BITS:
             raise fail(errno.EXDEV, new_name)
         self._refuse_overlaid(new_parent, new_name, errno.EEXIST)
-        attr: Attr = self._mutate("link", ino, new_parent, new_name, caller)
+        attr: Attr = await self._mutate("link", caller, ino, new_parent, new_name, caller)
         return attr
 
     async def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
         """EBUSY for a route, ENOENT, EISDIR."""
         self._refuse_overlaid(parent, name, errno.EBUSY)
-        self._mutate("unlink", parent, name, caller)
+        await self._mutate("unlink", caller, parent, name, caller)
 
     async def rmdir(self, parent: int, name: bytes, caller: Caller) -> None:
         """EBUSY for a route, ENOENT, ENOTDIR, ENOTEMPTY (also when routes are mounted below)."""
         self._refuse_overlaid(parent, name, errno.EBUSY)
         self._refuse_mount_below(parent, name, errno.ENOTEMPTY)
-        self._mutate("rmdir", parent, name, caller)
+        await self._mutate("rmdir", caller, parent, name, caller)
 
     def _refuse_mount_below(self, parent: int, name: bytes, code: int) -> None:
         """A directory that a route is mounted in directly may not go."""
-        if len(self._overlays) > 1:
-            attr = self._volumes[parent >> NODE_BITS].lookup(parent, name)
-            if any(not o.weak for o in self._overlays.get(attr.ino, {}).values()):
-                raise fail(code, name)
+        attr = self._child(parent, name)
+        if attr is not None and any(not o.weak for o in self._overlays.get(attr.ino, {}).values()):
+            raise fail(code, name)
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, caller: Caller
@@ -260,24 +264,24 @@ class Vfs:
         self._refuse_overlaid(new_parent, new_name, errno.EBUSY)
         if parent >> NODE_BITS != new_parent >> NODE_BITS:
             raise fail(errno.EXDEV, name)
-        self._mutate("rename", parent, name, new_parent, new_name, flags, caller)
+        await self._mutate("rename", caller, parent, name, new_parent, new_name, flags, caller)
 
     # -- mutating: attributes and contents
 
     async def setattr(self, ino: int, to: SetAttr, caller: Caller, fh: int | None = None) -> Attr:
         """EFBIG, EINVAL, EISDIR, ENOSPC, EROFS."""
-        attr: Attr = self._mutate("setattr", ino, to, caller, fh or 0)
+        attr: Attr = await self._mutate("setattr", caller, ino, to, caller, fh or 0)
         return self._joined(attr) if ino in self._overlays else attr
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
         """EEXIST, ENODATA, ERANGE, E2BIG; EOPNOTSUPP for POSIX ACLs."""
         _refuse_acl(name)
-        self._mutate("setxattr", ino, name, value, flags, caller)
+        await self._mutate("setxattr", caller, ino, name, value, flags, caller)
 
     async def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:
         """ENODATA; EOPNOTSUPP for POSIX ACLs."""
         _refuse_acl(name)
-        self._mutate("removexattr", ino, name, caller)
+        await self._mutate("removexattr", caller, ino, name, caller)
 
     async def write(
         self,
@@ -291,23 +295,23 @@ class Vfs:
         clear_suid: bool = False,
     ) -> int:
         """Bytes written; EFBIG, ENOSPC, EROFS. ``append`` writes at the end as it is now."""
-        written: int = self._mutate("write", ino, fh, offset, data, caller, append, clear_suid)
+        written: int = await self._mutate("write", caller, ino, fh, offset, data, caller, append, clear_suid)
         return written
 
     async def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Attr:
         """The whole content anew in one commit; ESTALE unless xxh3_64 of the present content is ``expect``."""
-        attr: Attr = self._mutate("replace", ino, data, caller, expect)
+        attr: Attr = await self._mutate("replace", caller, ino, data, caller, expect)
         return attr
 
     async def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Attr:
         """A new regular file with its content in one commit; EEXIST."""
         self._refuse_overlaid(parent, name, errno.EEXIST)
-        attr: Attr = self._mutate("create_file", parent, name, perm, data, caller)
+        attr: Attr = await self._mutate("create_file", caller, parent, name, perm, data, caller)
         return attr
 
     async def fallocate(self, ino: int, fh: int, mode: int, offset: int, length: int, caller: Caller) -> None:
         """EOPNOTSUPP for modes not kept, EFBIG, EINVAL, ENOSPC."""
-        self._mutate("fallocate", ino, fh, mode, offset, length, caller)
+        await self._mutate("fallocate", caller, ino, fh, mode, offset, length, caller)
 
     async def copy_range(
         self, ino_in: int, fh_in: int, off_in: int, ino_out: int, fh_out: int, off_out: int, length: int, caller: Caller
@@ -315,44 +319,46 @@ class Vfs:
         """Bytes copied, 0 at the end of the source; EXDEV across routes (the kernel then copies by itself)."""
         if ino_in >> NODE_BITS != ino_out >> NODE_BITS:
             raise fail(errno.EXDEV)
-        copied: int = self._mutate("copy_range", ino_in, fh_in, off_in, ino_out, fh_out, off_out, length, caller)
+        copied: int = await self._mutate(
+            "copy_range", caller, ino_in, fh_in, off_in, ino_out, fh_out, off_out, length, caller
+        )
         return copied
 
     # -- handles
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
         """The handle; O_TRUNC is honoured. EISDIR, ELOOP, EROFS."""
-        fh: int = self._observe("open", ino, flags, caller)
+        fh: int = await self._observe("open", caller, ino, flags, caller)
         return fh
 
     async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Attr, int]:
         """A file made and opened, or opened when it is there and O_EXCL is not given."""
         self._refuse_overlaid(parent, name, errno.EEXIST)
-        made: tuple[Attr, int] = self._mutate("create", parent, name, mode, flags, caller)
+        made: tuple[Attr, int] = await self._mutate("create", caller, parent, name, mode, flags, caller)
         return made
 
     async def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Attr, int]:
         """A file without a name, opened."""
-        made: tuple[Attr, int] = self._mutate("tmpfile", parent, mode, flags, caller)
+        made: tuple[Attr, int] = await self._mutate("tmpfile", caller, parent, mode, flags, caller)
         return made
 
     async def flush(self, ino: int, fh: int, caller: Caller) -> None:
         """At each close of a descriptor; errors of a store that writes at close."""
-        self._observe("flush", ino, fh, caller)
+        await self._observe("flush", caller, ino, fh, caller)
 
     async def release(self, ino: int, fh: int) -> None:
         """At the last close."""
-        self._observe("release", ino, fh)
+        await self._observe("release", DAEMON, ino, fh)
 
     async def releasedir(self, ino: int, fh: int) -> None:
-        self._observe("releasedir", ino, fh)
+        await self._observe("releasedir", DAEMON, ino, fh)
 
     async def fsync(self, ino: int, fh: int, datasync: bool) -> None:
         """What was acknowledged for the ino survives power loss; suspends. EIO, ENOSPC."""
-        await self._observe("fsync", ino, fh, datasync)
+        await self._observe("fsync", DAEMON, ino, fh, datasync)
 
     async def fsyncdir(self, ino: int, fh: int, datasync: bool) -> None:
-        await self._observe("fsync", ino, fh, datasync)
+        await self._observe("fsync", DAEMON, ino, fh, datasync)
 
     async def syncfs(self, ino: int) -> None:
         """The ino's whole volume survives power loss; suspends."""

@@ -160,6 +160,8 @@ class TreeVolume:
             node.parent, node.name = directory, name
         return node
 
+    peek = lookup
+
     def getattr(self, ino: int, fh: int = 0) -> Node:
         """ESTALE."""
         return self._node(ino)

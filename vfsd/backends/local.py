@@ -96,6 +96,8 @@ class LocalVolume(LocalFiles):
         st = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         return HostAttr(self.base | inodes.enter(st, dir_fd, directory, name).node, st)
 
+    peek = lookup
+
     def readlink(self, ino: int) -> bytes:
         """The target as it stands; EINVAL for anything but a symlink."""
         inode = self._inode(ino)
