@@ -260,6 +260,10 @@ def test_grep_in_a_file_of_many_pieces(monkeypatch: pytest.MonkeyPatch, ending: 
         {"/f": ending.join(lines)}, lambda paths: search.grep(paths, b"needle", b"/f", ROOT, max_count=20)
     )
     assert len(found.matches) == 20 and found.truncated
+    # What a binary file adds before it is seen to be one counts nowhere.
+    files: Mapping[str, bytes | str] = {"/a": ending.join(lines) + "\0", "/b": "needle\n", "/c": "needle\n"}
+    found = searching(files, lambda paths: search.grep(paths, b"needle", b"/", ROOT, max_count=2))
+    assert [hit.path for hit in found.matches] == [b"/b", b"/c"] and not found.truncated
 
 
 def test_a_long_line_is_cut_on_a_character() -> None:

@@ -15,7 +15,6 @@ import errno
 import os
 import re
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator
 from heapq import merge
@@ -29,7 +28,7 @@ from vfsd.core.types import Attr, Caller
 from vfsd.paths import READ, SEARCH, Paths, may
 
 SLICE_S = 0.003
-"""Longest time a search keeps the loop to itself, in seconds; it aims at two thirds of it."""
+"""Longest time a search keeps the loop to itself, in seconds; it aims at half of it."""
 
 GLOB_BUDGET_S = 5.0
 GREP_BUDGET_S = 15.0
@@ -45,11 +44,11 @@ MAX_LINE = 16 << 20
 """A file with a longer line than this is not text."""
 
 _PIECE = 1 << 20
-_BATCH = 1000
+_BATCH = 250
 _MAGIC = re.compile(r"[*?\[\]{}()!+@|\\]")
 _SUFFIX = re.compile(r"\*([\w.-]*)(?:\{([\w.-]+(?:,[\w.-]+)+)\})?([\w.-]*)", re.ASCII)
 _DOT_SEGMENT = re.compile(r"(?:^|[/{,(|\[\\])\.")
-_TICK_S = SLICE_S * 2 / 3
+_TICK_S = SLICE_S / 2
 
 
 class Found(NamedTuple):
@@ -340,6 +339,7 @@ class _Search:
         self._walk = walk
         self._left = max_count
         self._room = MAX_REPLY_BYTES
+        self._over = False
         self.hits: list[Hit] = []
 
     async def file(self, path: bytes, ino: int, size: int) -> None:
@@ -351,68 +351,64 @@ class _Search:
         if type(data) is not bytes:
             data = bytes(data)
         if self._pattern in data and is_text(data):
-            hits: list[Hit] = []
-            await self._lines(data, path, 0, hits)
-            self._keep(hits)
+            await self._lines(data, path, 0)
+            if self._over:
+                raise _OutOfTime
 
     async def large_file(self, path: bytes, ino: int) -> None:
         """As ``file``, for one that is not to be held whole."""
+        before = len(self.hits), self._left, self._room
+        text = False
         try:
-            hits = await self._pieces(path, ino)
+            text = await self._pieces(path, ino)
         except OSError:
-            return
-        self._keep(hits)
+            pass
+        finally:
+            # Hits in a file count when all of it has been seen to be text.
+            if not text:
+                known, self._left, self._room = before
+                del self.hits[known:]
+                self._over = False
+        if self._over:
+            raise _OutOfTime
 
-    async def _lines(self, data: bytes, path: bytes, before: int, hits: list[Hit]) -> None:
-        """Add the lines of ``data``, which ``before`` others precede, to ``hits`` of one file."""
-        # One hit over what may be kept shows that there are more.
-        most = sys.maxsize if self._left is None else max(self._left, 0) + 1
-        for hit in _scan(data, self._pattern, path, before):
-            if len(hits) >= most:
+    async def _lines(self, data: bytes, path: bytes, before: int) -> None:
+        """Add the lines of ``data``, which ``before`` others precede, until one is ``_over`` what may be kept."""
+        for count, hit in enumerate(_scan(data, self._pattern, path, before), 1):
+            self._room -= len(path) + len(hit.text) + 16
+            if self._left == 0 or self._room < 0:
+                self._over = True
                 return
-            hits.append(hit)
-            if len(hits) % _BATCH == 0:
+            if self._left is not None:
+                self._left -= 1
+            self.hits.append(hit)
+            if count % _BATCH == 0:
                 await self._walk.tick()
 
-    def _keep(self, hits: list[Hit]) -> None:
-        if self._left is not None:
-            if len(hits) > self._left:
-                self.hits += hits[: self._left]
-                raise _OutOfTime
-            self._left -= len(hits)
-        for hit in hits:
-            self._room -= len(hit.path) + len(hit.text) + 16
-            if self._room < 0:
-                raise _OutOfTime
-            self.hits.append(hit)
-
-    async def _pieces(self, path: bytes, ino: int) -> list[Hit]:
-        """The hits of a large file; holds a piece and one unfinished line of it."""
-        hits: list[Hit] = []
+    async def _pieces(self, path: bytes, ino: int) -> bool:
+        """Add the hits of a large file, and say whether it is text; holds a piece and one unfinished line of it."""
         rest = b""
-        offset = line = kept = 0
+        offset = line = 0
         while True:
             data = bytes(await self._read(ino, 0, offset, _PIECE))
             offset += len(data)
             if b"\0" in data:
-                return []
+                return False
             rest += data
             # A line may end in a CR whose LF is in the next piece: so only LF ends what is searched now.
             end = rest.rfind(b"\n") + 1 if data else len(rest)
             if not end and len(rest) > MAX_LINE:
-                return []
+                return False
             chunk, rest = rest[:end], rest[end:]
             if not is_text(chunk):
-                return []
-            if self._pattern in chunk and kept <= MAX_REPLY_BYTES:
-                known = len(hits)
-                await self._lines(chunk, path, line, hits)
-                kept += sum(len(hit.text) + 16 for hit in hits[known:])
+                return False
+            if self._pattern in chunk and not self._over:
+                await self._lines(chunk, path, line)
             line += chunk.count(b"\n")
             if b"\r" in chunk:
                 line += chunk.count(b"\r") - chunk.count(b"\r\n")
             if not data:
-                return hits
+                return True
             await self._walk.tick()
 
 
