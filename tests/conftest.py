@@ -1,0 +1,1 @@
+"""For every test: this directory is where helper modules are imported from."""
