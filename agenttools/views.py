@@ -131,7 +131,7 @@ def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, s
         for entry in os.environ.get("PATH", STANDARD_PATH).split(":")
         if _under(entry, bound) or _is_system(entry) or (entry.startswith("/") and _is_dir(mountpoint + entry))
     ]
-    environ = _environment(":".join(search) or STANDARD_PATH, home, "/tmp")
+    environ = _environment(":".join(dict.fromkeys(search)) or STANDARD_PATH, home, "/tmp")
     if not _under(environ.get("VIRTUAL_ENV", ""), bound):
         environ.pop("VIRTUAL_ENV", None)
     return Launch("root", mountpoint, tuple(argv), _finish(environ, env, call), None)
