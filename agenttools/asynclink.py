@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agenttools import wire
-from agenttools.link import BIG_CHUNK, CHUNK, BaseLink, Waiter, advance
+from agenttools.link import CHUNK, BaseLink, Waiter, advance
 
 
 class AsyncLink(BaseLink):
@@ -102,7 +102,7 @@ class AsyncLink(BaseLink):
         """One recv and all the replies in it; False when there was nothing to receive."""
         decoder = self._decoder
         try:
-            data = self._sock.recv(BIG_CHUNK if decoder.pending > CHUNK else CHUNK)
+            data = self._sock.recv(max(CHUNK, decoder.missing))
             if not data:
                 self._fail(None)
                 return False
@@ -264,5 +264,6 @@ def current_loop() -> Loop:
             return _Trio(trio.lowlevel.current_trio_token())
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None:
-        return _Asyncio(asyncio.get_running_loop())
+        with contextlib.suppress(RuntimeError):
+            return _Asyncio(asyncio.get_running_loop())
     raise RuntimeError("acall works inside asyncio and trio; use call elsewhere")

@@ -25,8 +25,7 @@ from agenttools import wire
 
 _HELLO = 1
 CHUNK = 65536
-BIG_CHUNK = 262144
-"""Bytes to ask the kernel for at once; the bigger only inside a large frame, since allocating it costs microseconds."""
+"""Bytes to ask the kernel for when it is not known how many are to come: allocating more costs microseconds."""
 
 
 class VfsdUnavailable(ConnectionError):
@@ -98,6 +97,7 @@ class BaseLink:
         self._waiters: dict[int, Waiter] = {}
         self._number = _HELLO
         self._sock = _connect(path, blocking)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wire.SOCKET_BUFFER)
         # A fresh socket's buffer takes this whole; should the daemon be gone already, the first request finds out.
         with contextlib.suppress(OSError):
             self._sock.sendall(b"".join(self._encoder.encode({"id": _HELLO, "op": "hello", **hello})))
@@ -260,7 +260,12 @@ class Link(BaseLink):
         """One recv(2) and all the replies in it. BlockingIOError past the timeout."""
         decoder = self._decoder
         try:
-            data = self._sock.recv(BIG_CHUNK if decoder.pending > CHUNK else CHUNK)
+            missing = decoder.missing
+            if missing > CHUNK:
+                # The rest of a large reply in one call, without waking for each part of it.
+                data = self._sock.recv(missing, socket.MSG_WAITALL)
+            else:
+                data = self._sock.recv(CHUNK)
             if not data:
                 self._fail(None)
                 return

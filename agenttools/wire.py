@@ -48,6 +48,9 @@ MAX_UPLOAD = 256 << 20
 MAX_ITEMS = 65536
 """Elements a request's lists and maps may have in all."""
 
+SOCKET_BUFFER = 1 << 20
+"""What to ask of the kernel as SO_SNDBUF, which gives less: a large piece then crosses in fewer turns."""
+
 _MAX_LIST = 4096
 _MAX_MAP = 64
 _MAX_STR = 1 << 20
@@ -93,6 +96,14 @@ class Decoder:
     def pending(self) -> int:
         """Bytes received and not yet part of a message that was taken."""
         return len(self._buffer) - self._position
+
+    @property
+    def missing(self) -> int:
+        """Bytes still to come of the frame that has begun; 0 when its length is not known or allowed."""
+        if self.pending < 4:
+            return 0
+        (size,) = _length.unpack_from(self._buffer, self._position)
+        return max(0, size + 4 - self.pending) if size <= self._max_frame else 0
 
     def receive(self, data: bytes) -> None:
         """Take what the socket gave. WireError when the messages already here were not taken first."""
@@ -177,7 +188,7 @@ class Encoder:
         WireError when the frame would be too large; TypeError, OverflowError for what msgpack cannot say.
         """
         data = message.get("data")
-        if data is None or len(data) < _VECTOR_MIN or len(message) > 15:
+        if not isinstance(data, Buffer) or len(data) < _VECTOR_MIN or len(message) > 15:
             body = self._pack(message)
             if len(body) > MAX_FRAME:
                 raise WireError(f"a message of {len(body)} bytes; at most {MAX_FRAME} are allowed: send it in pieces")

@@ -310,11 +310,13 @@ class Paths:
                 stack.pop()
 
     def _holds_route(self, ino: int) -> bool:
-        """Whether a route other than its own is mounted somewhere below directory ``ino``."""
+        """Whether directory ``ino`` is the root of a route, or one is mounted somewhere below it."""
         vfs, table = self.vfs, self.vfs.table
-        for parent, name in list(table.mounted_at.values()):
+        for root, (parent, name) in list(table.mounted_at.items()):
             if table.overlays[parent][name].weak:
                 continue
+            if root == ino:
+                return True
             while parent not in (ino, vfs.root_ino):
                 parent = vfs.parent_of(parent)
             if parent == ino:

@@ -35,6 +35,7 @@ import trio
 import vfsd.doors.rpcfiles  # noqa: F401 - registers its operations
 from agenttools.wire import (
     MAX_PENDING,
+    SOCKET_BUFFER,
     VERSION,
     Decoder,
     Encoder,
@@ -150,6 +151,7 @@ class RpcDoor:
         self.connections += 1
         try:
             sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
             pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid not in self._uids:
                 log.warning("refused a connection of uid %d (pid %d)", uid, pid)
@@ -231,7 +233,7 @@ class Connection:
                 message = decoder.next()
                 if message is None:
                     await trio.lowlevel.wait_readable(sock)
-                    data = sock.recv(_BIG_CHUNK if decoder.pending > _CHUNK else _CHUNK)
+                    data = sock.recv(_BIG_CHUNK if decoder.missing > _CHUNK else _CHUNK)
                     if not data:
                         return None
                     decoder.receive(data)

@@ -47,6 +47,8 @@ async def mknod(s: Session, m: Message, caller: Caller) -> Message:
     """{path, mode=S_IFREG|0o644, rdev=0} -> {attr}"""
     place = await s.paths.place_for(want(m, "path", bytes), caller)
     mode, rdev = natural(m, "mode", stat.S_IFREG | 0o644), natural(m, "rdev", 0)
+    if mode >= 1 << 16 or rdev >= 1 << 32:
+        fail(errno.EINVAL)
     if caller.uid and stat.S_IFMT(mode) in (stat.S_IFBLK, stat.S_IFCHR):
         fail(errno.EPERM)
     return {"attr": packed(await s.vfs.mknod(place.parent.ino, place.name, mode, rdev, caller))}
@@ -147,7 +149,7 @@ async def utime(s: Session, m: Message, caller: Caller) -> Message:
     attr = await s.paths.resolve(want(m, "path", bytes), caller, want(m, "follow", bool, True))
     need_owner(caller, attr)
     atime, mtime = m.get("atime_ns"), m.get("mtime_ns")
-    if not all(value is None or type(value) is int for value in (atime, mtime)):
+    if not all(value is None or (type(value) is int and -1 << 63 <= value < 1 << 63) for value in (atime, mtime)):
         fail(errno.EINVAL)
     return {"attr": packed(await s.vfs.setattr(attr.ino, SetAttr(atime_ns=atime, mtime_ns=mtime), caller))}
 
