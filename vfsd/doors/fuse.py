@@ -57,6 +57,11 @@ class FuseDoor:
 
     # ---- cache lifetimes and bookkeeping
 
+    @property
+    def shared(self) -> bool:
+        """Whether others change files of a route without telling us; the host's system directories apart."""
+        return any(r.kind != "system" and r.volume.cache_seconds < OURS_ALONE for r in self.vfs.table.routes)
+
     def ttl(self, ino: int) -> float:
         """Seconds the kernel may keep ``ino``'s attributes, or if a directory its entries."""
         if self.known.uncached and ino in self.known.uncached:

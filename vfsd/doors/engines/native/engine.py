@@ -219,7 +219,7 @@ class NativeEngine:
 
     def _init(self, unique: int, body: memoryview) -> None:
         try:
-            self.settled, payload = p.negotiate(body)
+            self.settled, payload = p.negotiate(body, p.WANTED_SHARED if self._door.shared else p.WANTED)
         except p.VersionError as e:
             self._reply(unique, errno.EPROTO)
             raise OSError(errno.EPROTO, str(e), self._mountpoint) from None

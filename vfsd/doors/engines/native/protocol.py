@@ -41,6 +41,7 @@ ASYNC_READ = 1 << 0
 ATOMIC_O_TRUNC = 1 << 3
 EXPORT_SUPPORT = 1 << 4
 BIG_WRITES = 1 << 5
+AUTO_INVAL_DATA = 1 << 12
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
 ASYNC_DIO = 1 << 15
@@ -75,8 +76,12 @@ WANTED: Final = (
 )
 """What we ask for. Left out on purpose: WRITEBACK_CACHE (incoherent with a second door), POSIX_LOCKS and FLOCK_LOCKS
 (the kernel's local locks are right, since all lockers go through this kernel), AUTO_INVAL_DATA (drops the page cache
-after our own writes; every foreign change is told instead). Answering ENOSYS to OPEN (NO_OPEN_SUPPORT) would have to
-drop ATOMIC_O_TRUNC: with no OPEN the truncation would never be asked for."""
+after our own writes; every foreign change is told instead; see WANTED_SHARED). Answering ENOSYS to OPEN
+(NO_OPEN_SUPPORT) would have to drop ATOMIC_O_TRUNC: with no OPEN the truncation would never be asked for."""
+
+WANTED_SHARED: Final = WANTED & ~EXPLICIT_INVAL_DATA | AUTO_INVAL_DATA
+"""For a tree with files that others change untold (a host directory): the kernel drops pages when size or mtime moved.
+With EXPLICIT_INVAL_DATA an open descriptor reads zeros where the host has appended to a page already cached."""
 
 # Reply flags of OPEN, CREATE and OPENDIR.
 FOPEN_DIRECT_IO = 1 << 0
