@@ -109,7 +109,7 @@ def _say(text: str) -> None:
 
 
 def _mount(args: argparse.Namespace) -> int:
-    from vfsd import launch
+    from vfsd import doctor, launch
 
     base = config.load(args.config) if args.config else config.Config()
     wanted = config.complete(
@@ -127,14 +127,17 @@ def _mount(args: argparse.Namespace) -> int:
     for message in mountpoint.prepare(path):
         _say(message)
     _check_routes(wanted, path)
+    problem = doctor.fuse_problem(allow_other=wanted.allow_other)
+    if problem is not None:
+        raise Failure(problem)
     try:
         entry = launch.start(wanted, path, foreground=args.foreground)
     except launch.StartError as exc:
         raise Failure(str(exc)) from None
     if entry is not None:
-        problem = mountpoint.answers(path)
-        if problem is not None:
-            raise Failure(f"{path} is mounted but does not answer ({problem.strerror}): see {entry['log']}")
+        silence = mountpoint.answers(path)
+        if silence is not None:
+            raise Failure(f"{path} is mounted but does not answer ({silence.strerror}): see {entry['log']}")
         print(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
     return 0
 

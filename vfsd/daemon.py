@@ -28,6 +28,7 @@ from vfsd.doors import engines, rpc
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
 from vfsd.routes import Route, RouteTable
+from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
@@ -55,9 +56,14 @@ class Daemon:
         Raises VolumeError, MountpointError or OSError with a sentence for the user.
         """
         table = RouteTable()
+        # Volumes are for their owner only, with all directories made on the way to them.
+        os.umask(0o077)
         with self._only_one():
             try:
-                trio.run(self._serve, self._build(table), ready)
+                vfs = self._build(table)
+                # From here on files are made for callers, whose umask the kernel has applied to the modes it sends.
+                os.umask(0)
+                trio.run(self._serve, vfs, ready)
             finally:
                 for volume in reversed(table.volumes):
                     volume.close()
@@ -100,12 +106,11 @@ class Daemon:
                 return LocalVolume(base, spec.location, feed, read_only=read_only)
             except OSError as exc:
                 raise VolumeError(f"route {spec.prefix}: location {spec.location}: {exc.strerror}") from None
-        if spec.location is None:
-            backend: MemoryBackend | SqliteBackend = MemoryBackend()
-        else:
-            backend = SqliteBackend(spec.location)
         owner = (os.geteuid(), os.getegid())
-        return TreeVolume(base, backend, feed, time.time_ns, owner=owner, read_only=read_only)
+        if spec.location is None:
+            return TreeVolume(base, MemoryBackend(), feed, time.time_ns, owner=owner, read_only=read_only)
+        backend = SqliteBackend(spec.location)
+        return StateVolume(base, backend, feed, time.time_ns, owner=owner, read_only=read_only)
 
     def _furnish(self, table: RouteTable) -> None:
         """The directories that a tree without configuration has; one that was removed comes back at the next start."""
@@ -142,6 +147,8 @@ class Daemon:
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals)
+            # So that from the beginning ``vfsd check`` finds a whole tree in the database of a mounted volume.
+            await self._maintain_once(vfs)
             await nursery.start(door.serve, registry.socket_path(config.name))
             nursery.start_soon(self._maintain, vfs)
             nursery.start_soon(self._leave_when_asked)
@@ -205,8 +212,12 @@ class Daemon:
         """Keep logs bounded: now and then, and never at the same time twice."""
         while True:
             await trio.sleep(MAINTAIN_SECONDS)
-            for volume in list(vfs.table.volumes):
-                try:
-                    await volume.maintain()
-                except OSError as exc:
-                    log.warning("maintenance of %s: %s", volume.kind, exc.strerror)
+            await self._maintain_once(vfs)
+
+    @staticmethod
+    async def _maintain_once(vfs: Vfs) -> None:
+        for volume in list(vfs.table.volumes):
+            try:
+                await volume.maintain()
+            except OSError as exc:
+                log.warning("maintenance of %s: %s", volume.kind, exc.strerror)

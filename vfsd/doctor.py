@@ -179,13 +179,14 @@ def trial() -> Finding:
     return Finding(what, "mounted, wrote, read, unmounted")
 
 
-def fuse_problem() -> str | None:
+def fuse_problem(*, allow_other: bool) -> str | None:
     """What keeps us from mounting, as one sentence with its remedy; None when nothing is known to."""
     for check in (device, helper, capability):
         finding = check()
         if finding.fatal:
             return finding.sentence()
-    return None
+    finding = other_users()
+    return finding.sentence() if allow_other and not finding.ok else None
 
 
 def examine() -> list[Finding]:

@@ -135,8 +135,6 @@ def _serve(config: Config, mountpoint: str, ready: Ready) -> str | None:
     if soft != hard:
         # A local route holds a descriptor for each open file and cached directory.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # The kernel has already applied the caller's umask to every mode it sends.
-    os.umask(0)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         Daemon(config, mountpoint).run(ready)

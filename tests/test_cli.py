@@ -1,0 +1,480 @@
+"""The command line as a person meets it: every way a mount can start, be refused, be looked at and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.mount
+
+SECONDS = 30
+
+
+class World:
+    """A home, a state and a runtime directory of its own, and mounts that are gone when the test is."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.mp = self.directory("mnt")
+        for name in ("home", "state"):
+            self.directory(name)
+        self.run_dir = self.directory("run")
+        self.run_dir.chmod(0o700)
+        self.env = os.environ | {
+            "HOME": str(base / "home"),
+            "XDG_STATE_HOME": str(base / "state"),
+            "XDG_RUNTIME_DIR": str(self.run_dir),
+        }
+
+    def directory(self, name: str) -> Path:
+        path = self.base / name
+        path.mkdir()
+        return path
+
+    def vfsd(
+        self, *args: str | Path, code: int | None = 0, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "vfsd", *map(str, args)],
+            env=self.env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert code is None or done.returncode == code, done
+        return done
+
+    def refused(self, *args: str | Path) -> str:
+        """The one sentence with which a command that must fail fails."""
+        done = self.vfsd(*args, code=1)
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("vfsd: "), done
+        return lines[0].removeprefix("vfsd: ")
+
+    def status(self, name: str = "default") -> dict[str, Any]:
+        (row,) = json.loads(self.vfsd("status", name, "--json").stdout)
+        assert isinstance(row, dict)
+        return row
+
+    def kill(self, name: str = "default") -> int:
+        pid = int(self.status(name)["pid"])
+        os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: self.status(name)["state"] == "dead")
+        return pid
+
+    def mounts(self) -> list[str]:
+        return [
+            p
+            for line in Path("/proc/self/mounts").read_text().splitlines()
+            if (p := line.split()[1]).startswith(str(self.base))
+        ]
+
+    @staticmethod
+    def wait(condition: Any, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.02)
+
+    def clean(self) -> None:
+        for row in json.loads(self.vfsd("status", "--json").stdout):
+            self.vfsd("umount", "--force", row["name"], code=None)
+        for path in reversed(self.mounts()):
+            subprocess.run(["fusermount3", "-uz", path], capture_output=True, check=False)
+            subprocess.run(["umount", "-l", path], capture_output=True, check=False)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.clean()
+    assert made.mounts() == []
+
+
+# -- a mount and its end
+
+
+def test_default_mount_and_back(world: World) -> None:
+    said = world.vfsd("mount", world.mp).stdout
+    assert said.startswith(f"mounted default on {world.mp} (pid ")
+    assert sorted(os.listdir(world.mp)) == ["blobs", "memories"]
+    (world.mp / "kept").write_text("x")
+    row = world.status()
+    assert {"name", "pid", "mountpoint", "socket", "thread", "engine", "routes", "uptime", "counters"} <= set(row)
+    assert (row["name"], row["thread"], row["mountpoint"]) == ("default", "default", str(world.mp))
+    assert row["state"] == "running" and row["counters"]["mutated"] >= 1 and row["uptime"] > 0
+    assert row["socket"] == str(world.run_dir / "vfsd/default.sock")
+    assert row["routes"][0]["location"] == str(world.base / "state/vfsd/default/threads/default/root")
+    assert world.vfsd("umount", "default").stdout == f"unmounted {world.mp}\n"
+    assert os.listdir(world.mp) == []
+    world.wait(lambda: not Path(f"/proc/{row['pid']}").exists())
+    assert world.vfsd("status", "--json").stdout.strip() == "[]"
+    world.vfsd("mount", world.mp)
+    assert (world.mp / "kept").read_text() == "x"
+    world.vfsd("umount", world.mp)
+
+
+def test_files_of_the_daemon_are_private(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    made = [p for top in ("state/vfsd", "run/vfsd") for p in (world.base / top).rglob("*")]
+    assert len(made) > 5
+    assert {
+        p.name: oct(p.stat().st_mode) for p in made if p.stat().st_mode & 0o077 and p.parent.stat().st_mode & 0o077
+    } == {}
+    assert oct((world.run_dir / "vfsd/default.sock").stat().st_mode & 0o777) == "0o600"
+
+
+def test_umask_is_the_callers(world: World) -> None:
+    place = world.directory("host")
+    world.vfsd("mount", world.mp, "--route", f"/host/=local:{place}")
+    subprocess.run(["sh", "-c", "umask 007; touch a host/a; mkdir d host/d"], cwd=world.mp, check=True)
+    assert [oct((world.mp / n).stat().st_mode & 0o777) for n in ("a", "host/a", "d", "host/d")] == ["0o660"] * 2 + [
+        "0o770"
+    ] * 2
+
+
+def test_threads_and_names_are_apart(world: World) -> None:
+    world.vfsd("mount", "--thread", "t1", world.mp)
+    (world.mp / "mine").touch()
+    other = world.directory("other")
+    world.vfsd("mount", "--name", "b", other)
+    assert "mine" not in os.listdir(other)
+    world.vfsd("umount", "default")
+    world.vfsd("mount", "--thread", "t2", world.mp)
+    assert "mine" not in os.listdir(world.mp)
+    assert world.status()["thread"] == "t2"
+
+
+def test_config_file_with_routes(world: World) -> None:
+    place = world.directory("project")
+    (place / "from-host").write_text("h")
+    config = world.base / "vfsd.toml"
+    config.write_text(
+        'name = "cfg"\n[routes."/"]\nkind = "memory"\n[routes."/a/workspace/"]\nkind = "local"\nlocation = "project"\n'
+    )
+    world.vfsd("mount", "--config", config, world.mp)
+    assert os.listdir(world.mp) == ["a"]
+    assert (world.mp / "a/workspace/from-host").read_text() == "h"
+    (world.mp / "a/workspace/new").write_text("n")
+    assert (place / "new").read_text() == "n"
+    (world.mp / "forgotten").touch()
+    world.vfsd("umount", "cfg")
+    world.vfsd("mount", "--config", config, world.mp)
+    assert os.listdir(world.mp) == ["a"]
+    assert [r["kind"] for r in world.status("cfg")["routes"]][:2] == ["memory", "local"]
+
+
+def test_read_only(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    (world.mp / "f").write_text("x")
+    world.vfsd("umount", "default")
+    world.vfsd("mount", "--read-only", world.mp)
+    assert (world.mp / "f").read_text() == "x"
+    with pytest.raises(OSError, match="Read-only"):
+        (world.mp / "g").touch()
+
+
+@pytest.mark.parametrize("engine", ["native", "pyfuse3"])
+def test_engines_by_name(world: World, engine: str) -> None:
+    world.vfsd("mount", "--engine", engine, world.mp)
+    (world.mp / "f").write_text("x")
+    assert (world.mp / "f").read_text() == "x" and world.status()["engine"] == engine
+    world.vfsd("umount", "default")
+    assert world.mounts() == []
+
+
+def test_foreground_ends_at_sigint(world: World) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vfsd", "mount", "--foreground", str(world.mp)],
+        env=world.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("mounted default on ")
+        (world.mp / "f").touch()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0 and "unmounted" in said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_unmounts_even_when_busy(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    pid = world.status()["pid"]
+    with (world.mp / "open").open("w") as held:
+        held.write("kept")
+        held.flush()
+        os.kill(pid, signal.SIGTERM)
+        world.wait(lambda: not Path(f"/proc/{pid}").exists())
+        assert world.mounts() == []
+        with pytest.raises(OSError, match="Transport endpoint"):
+            os.fstat(held.fileno())
+            os.pread(held.fileno(), 1, 0)
+    world.vfsd("mount", world.mp)
+    assert (world.mp / "open").read_text() == "kept"
+
+
+# -- refusals at the start
+
+
+def test_mountpoints_that_are_none(world: World) -> None:
+    missing = world.base / "none"
+    assert world.refused("mount", missing) == f"mountpoint {missing} does not exist: mkdir -p {missing}"
+    file = world.base / "file"
+    file.touch()
+    assert world.refused("mount", file) == f"mountpoint {file} is not a directory"
+    assert world.refused("mount", world.base) == f"mountpoint {world.base} is not empty: choose an empty directory"
+    assert not (world.base / "state/vfsd").exists()
+
+
+def test_already_mounted_says_by_whom(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    pid = world.status()["pid"]
+    other = world.directory("other")
+    link = world.base / "link"
+    link.symlink_to(world.mp)
+    for place in (world.mp, link):
+        said = world.refused("mount", "--name", "b", place)
+        assert said == f"{world.mp} is already mounted by 'default' (pid {pid}): vfsd umount default"
+    said = world.refused("mount", other)
+    assert said.startswith(f"'default' already runs on {world.mp} (pid {pid}): vfsd umount default")
+    world.env["XDG_RUNTIME_DIR"] = str(world.directory("run2"))
+    said = world.refused("mount", world.mp)
+    assert said.startswith(f"{world.mp} is already mounted by another vfsd: ")
+    world.env["XDG_RUNTIME_DIR"] = str(world.run_dir)
+
+
+def test_second_daemon_on_a_volume(world: World) -> None:
+    place = world.base / "volume"
+    world.vfsd("mount", "--route", f"/=state:{place}", world.mp)
+    pid = world.status()["pid"]
+    said = world.refused("mount", "--name", "b", "--route", f"/=state:{place}", world.directory("other"))
+    assert str(place) in said and f"pid {pid}" in said
+    assert len(world.mounts()) == 1
+
+
+def test_databases_that_cannot_be_used(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    database = next((world.base / "state").rglob("tree.db"))
+    world.vfsd("umount", "default")
+    whole = database.read_bytes()
+    with sqlite3.connect(database) as db:
+        db.execute("PRAGMA user_version = 9999")
+    db.close()
+    said = world.refused("mount", world.mp)
+    assert "format 9999" in said and str(database.parent) in said
+    assert "9999" in world.vfsd("check", code=1).stdout
+    database.write_bytes(b"garbage, not SQLite" + whole[19:])
+    said = world.refused("mount", world.mp)
+    assert "corrupt" in said and str(database.parent) in said
+    world.vfsd("check", code=1)
+    assert world.mounts() == [] and world.vfsd("status", "--json").stdout.strip() == "[]"
+
+
+def test_unknown_key_in_config(world: World) -> None:
+    config = world.base / "vfsd.toml"
+    config.write_text('name = "x"\nsize = 3\n')
+    assert world.refused("mount", "--config", config, world.mp).startswith(f"{config}:2: unknown key 'size'")
+
+
+def test_locations_that_cannot_be_used(world: World) -> None:
+    place, file = world.directory("host"), world.base / "file"
+    file.touch()
+    inside = world.directory("host/inside")
+
+    def refused(location: Path, mountpoint: Path) -> str:
+        return world.refused("mount", "--name", "b", "--route", f"/w/=local:{location}", mountpoint)
+
+    missing = world.base / "none"
+    assert refused(missing, inside) == f"route /w/: location {missing} does not exist: mkdir -p {missing}"
+    assert refused(file, inside) == f"route /w/: location {file} is not a directory"
+    assert refused(place, inside) == f"route /w/: the mountpoint {inside} is inside its location {place}"
+    assert refused(world.mp, world.mp) == f"route /w/: location {world.mp} is inside the mountpoint {world.mp}"
+    world.vfsd("mount", world.mp)
+    deep = world.mp / "memories"
+    assert refused(deep, inside) == f"route /w/: location {deep} is inside another vfsd mount, {world.mp}"
+    said = world.refused("mount", "--name", "b", "--route", f"/=state:{world.mp}/v", inside)
+    assert said == f"route /: location {world.mp}/v is inside another vfsd mount, {world.mp}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
+def test_full_disk_at_the_start(world: World) -> None:
+    small = world.directory("small")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(small)], check=True)
+    said = world.refused("mount", "--route", f"/=state:{small}/v", world.mp)
+    assert str(small) in said and ("full" in said or "No space left" in said)
+    subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides /dev in a mount namespace")
+def test_no_fuse_device(world: World) -> None:
+    command = f"mount -t tmpfs none /dev && exec {sys.executable} -m vfsd mount {world.mp}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command],
+        env=world.env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("vfsd: /dev/fuse is missing: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+# -- after a crash
+
+
+def test_dead_mount_is_recovered(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    (world.mp / "f").write_text("kept")
+    os.listdir(world.mp)
+    pid = world.kill()
+    row = world.status()
+    assert row["state"] == "dead" and row["pid"] == pid and row["fix"] == "vfsd umount default"
+    said = world.vfsd("mount", world.mp).stderr
+    assert said == f"vfsd: {world.mp} was left dead by a crash (Transport endpoint is not connected): detached it\n"
+    assert (world.mp / "f").read_text() == "kept"
+    assert world.mounts() == [str(world.mp)]
+    assert world.vfsd("check").stdout.endswith(": clean\n")
+
+
+def test_dead_mount_elsewhere_is_recovered(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    world.kill()
+    other = world.directory("other")
+    assert "cleaned up" in world.vfsd("mount", other).stderr
+    assert world.mounts() == [str(other)]
+
+
+@pytest.mark.parametrize("by", ["name", "mountpoint", "unregistered"])
+def test_umount_of_a_dead_mount(world: World, by: str) -> None:
+    world.vfsd("mount", world.mp)
+    world.kill()
+    if by == "unregistered":
+        (world.run_dir / "vfsd/default.json").unlink()
+    world.vfsd("umount", "default" if by == "name" else world.mp)
+    assert world.mounts() == [] and world.vfsd("status", "--json").stdout.strip() == "[]"
+
+
+# -- umount
+
+
+def test_umount_of_nothing(world: World) -> None:
+    assert world.refused("umount", "nobody").startswith("no vfsd mount is called 'nobody'")
+    assert world.refused("umount", world.mp).startswith("no vfsd mount is called ")
+
+
+def test_umount_busy_names_who(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    sleeper = subprocess.Popen(["sleep", "60"], cwd=world.mp)
+    try:
+        said = world.refused("umount", "default")
+        assert said == f"{world.mp} is busy: pid {sleeper.pid} (sleep, cwd); end them, or use --lazy or --force"
+        (world.mp / "still").write_text("works")
+        said = world.vfsd("umount", "--lazy", "default").stdout
+        assert said.startswith(f"detached {world.mp}") and world.mounts() == []
+        assert world.status()["state"] == "running"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    world.wait(lambda: world.vfsd("status", "--json").stdout.strip() == "[]")
+
+
+def test_umount_by_force(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    with (world.mp / "f").open("w") as held:
+        assert "open file" in world.refused("umount", world.mp)
+        assert world.vfsd("umount", "--force", world.mp).stdout == f"unmounted {world.mp}\n"
+        with pytest.raises(OSError):
+            os.pread(held.fileno(), 1, 0)
+
+
+def test_umount_from_inside(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    assert world.vfsd("umount", ".", cwd=world.mp).stdout == f"unmounted {world.mp}\n"
+
+
+def test_unmounted_by_others(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    pid = world.status()["pid"]
+    subprocess.run(["fusermount3", "-u", str(world.mp)], check=True)
+    world.wait(lambda: not Path(f"/proc/{pid}").exists())
+    assert world.vfsd("status", "--json").stdout.strip() == "[]"
+
+
+# -- status, check, run
+
+
+def test_status_of_nothing(world: World) -> None:
+    assert world.vfsd("status").stdout == "no mounts\n"
+    assert world.refused("status", "x") == "no mount is called 'x'"
+    (world.run_dir / "vfsd").mkdir(mode=0o700, exist_ok=True)
+    for content in ("", "[]", '{"name": "other"}', "\0"):
+        (world.run_dir / "vfsd/junk.json").write_text(content)
+        assert world.vfsd("status", "--json").stdout.strip() == "[]"
+
+
+def test_status_of_a_daemon_that_hangs(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    pid = world.status()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        row = world.status()
+        assert row["state"].startswith("does not answer") and time.monotonic() - begin < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_stale_socket_is_replaced(world: World) -> None:
+    (world.run_dir / "vfsd").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(world.run_dir / "vfsd/default.sock"))
+    world.vfsd("mount", world.mp)
+    assert world.status()["state"] == "running"
+
+
+def test_check(world: World) -> None:
+    assert "nothing is stored" in world.refused("check")
+    world.vfsd("mount", world.mp, "--route", "/extra/=state")
+    (world.mp / "f").write_text("x" * 10000)
+    assert [line.rpartition(": ")[2] for line in world.vfsd("check").stdout.splitlines()] == ["clean", "clean"]
+    world.vfsd("umount", "default")
+    database = world.base / "state/vfsd/default/threads/default/root/tree.db"
+    db = sqlite3.connect(database, isolation_level=None)
+    db.execute("UPDATE node SET nlink = nlink + 7 WHERE id = (SELECT max(id) FROM node)")
+    db.close()
+    found = world.vfsd("check", code=1).stdout
+    assert f"{database.parent}: 1 problems" in found and "nlink" in found
+    assert world.vfsd("check", "--location", database.parent.parent / "routes/extra").stdout.endswith("clean\n")
+
+
+def test_run(world: World) -> None:
+    assert "start it with vfsd mount" in world.refused("run", "--", "true")
+    world.vfsd("mount", world.mp)
+    done = world.vfsd("run", "--", "sh", "-c", "echo hi > /made; pwd; exit 7", code=7)
+    assert (world.mp / "made").read_text() == "hi\n"
+    assert done.stdout == "/\n"
+
+
+def test_usage(world: World) -> None:
+    for args in ([], ["frobnicate"], ["mount"], ["umount", "--lazy", "--force", "x"], ["mount", "--engine", "x", "y"]):
+        assert world.vfsd(*args, code=2).stderr.startswith("usage: vfsd")
+    assert world.vfsd("--version").stdout.startswith("vfsd ")
