@@ -149,6 +149,7 @@ class AsyncLink(BaseLink):
         self._unsent.clear()
 
     def close(self) -> None:
+        self.closed = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         if not self._waiters:

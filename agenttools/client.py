@@ -21,7 +21,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +38,28 @@ _Steps = Generator[_Request, wire.Message, wire.Message]
 
 _RETRY_S = (0.0, 0.05, 0.2, 0.5)
 """Seconds before each attempt to reach a daemon again that was there a moment ago: a restart takes about that long."""
+
+
+class _Attempts:
+    """When one call may be asked again after its connection broke."""
+
+    def __init__(self, op: str) -> None:
+        self._repeatable = op in wire.REPEATABLE
+        self._delays: Iterator[float] | None = None
+
+    def delay_after(self, exc: VfsdInterrupted | VfsdUnavailable, link: BaseLink | None) -> float:
+        """Seconds to wait before the next attempt; raises ``exc`` when there must be none."""
+        if isinstance(exc, VfsdInterrupted):
+            if (link is not None and link.closed) or (exc.delivered and not self._repeatable):
+                raise exc
+            if self._delays is None:
+                self._delays = iter(_RETRY_S)
+        elif self._delays is None:
+            # There was no daemon to begin with.
+            raise exc
+        for delay in self._delays:
+            return delay
+        raise exc
 
 
 class Client:
@@ -87,15 +109,17 @@ class Client:
         return self._call(op, params)
 
     def _call(self, op: str, params: wire.Message) -> wire.Message:
-        link = self._link
-        if link is None or link.dead or self._pid != os.getpid():
-            link = self._connect()
-        try:
-            reply = link.request(op, params)
-        except VfsdInterrupted as exc:
-            if exc.delivered and op not in wire.REPEATABLE:
-                raise
-            reply = self._connect(_RETRY_S).request(op, params)
+        attempts: _Attempts | None = None
+        while True:
+            link = self._link
+            try:
+                if link is None or link.dead or self._pid != os.getpid():
+                    link = self._connect()
+                reply = link.request(op, params)
+                break
+            except (VfsdInterrupted, VfsdUnavailable) as exc:
+                attempts = attempts or _Attempts(op)
+                time.sleep(attempts.delay_after(exc, link))
         if reply["ok"] is True:
             return reply
         raise wire.error_of(reply)
@@ -109,21 +133,13 @@ class Client:
                 return done.value  # type: ignore[no-any-return]
             reply = self._call(op, params)
 
-    def _connect(self, delays: tuple[float, ...] = (0.0,)) -> Link:
+    def _connect(self) -> Link:
         if self._pid != os.getpid():
             self._start()
         with self._lock:
-            if self._link is not None and not self._link.dead:
-                return self._link
-            for delay in delays:
-                time.sleep(delay)
-                try:
-                    self._link = Link(self.socket, self._hello_request(), self._greeted, self._timeout)
-                    return self._link
-                except VfsdUnavailable:
-                    if delay == delays[-1]:
-                        raise
-        raise AssertionError("unreachable")
+            if self._link is None or self._link.dead:
+                self._link = Link(self.socket, self._hello_request(), self._greeted, self._timeout)
+            return self._link
 
     def _hello_request(self) -> wire.Message:
         return {"version": wire.VERSION, "client": self._program}
@@ -158,43 +174,33 @@ class Client:
         from agenttools.asynclink import current_loop
 
         loop = current_loop()
-        link = self._async.get(loop)
-        if link is None or link.dead or self._pid != os.getpid():
-            link = await self._aconnect(loop)
-        try:
-            reply = await link.request(op, params)
-        except VfsdInterrupted as exc:
-            if exc.delivered and op not in wire.REPEATABLE:
-                raise
-            link = await self._aconnect(loop, _RETRY_S)
-            reply = await link.request(op, params)
+        attempts: _Attempts | None = None
+        while True:
+            link = self._async.get(loop)
+            try:
+                if link is None or link.dead or self._pid != os.getpid():
+                    link = self._aconnect(loop)
+                reply = await link.request(op, params)
+                break
+            except (VfsdInterrupted, VfsdUnavailable) as exc:
+                attempts = attempts or _Attempts(op)
+                await loop.sleep(attempts.delay_after(exc, link))
         if reply["ok"] is True:
             return reply
         raise wire.error_of(reply)
 
-    async def _aconnect(self, loop: Loop, delays: tuple[float, ...] = (0.0,)) -> AsyncLink:
+    def _aconnect(self, loop: Loop) -> AsyncLink:
         from agenttools.asynclink import AsyncLink
 
         if self._pid != os.getpid():
             self._start()
-        for delay in delays:
-            if delay:
-                await loop.sleep(delay)
-            with self._lock:
-                link = self._async.get(loop)
-                if link is not None and not link.dead:
-                    return link
-                for gone in [other for other in self._async if other.closed]:
-                    self._async.pop(gone).close()
-                try:
-                    link = AsyncLink(self.socket, self._hello_request(), self._greeted, loop)
-                except VfsdUnavailable:
-                    if delay == delays[-1]:
-                        raise
-                else:
-                    self._async[loop] = link
-                    return link
-        raise AssertionError("unreachable")
+        with self._lock:
+            for gone in [other for other in self._async if other.closed]:
+                self._async.pop(gone).close()
+            # A connect to a Unix socket is done at once or refused.
+            link = AsyncLink(self.socket, self._hello_request(), self._greeted, loop)
+            self._async[loop] = link
+            return link
 
     # ------------------------------------------------------------------ end
 

@@ -90,6 +90,7 @@ class BaseLink:
     def __init__(self, path: str, hello: wire.Message, greeted: Callable[[wire.Message], None], blocking: bool) -> None:
         self.path = path
         self.dead = False
+        self.closed = False
         self._reason: OSError | None = None
         self._greeted = greeted
         self._decoder = wire.Decoder()
@@ -346,6 +347,7 @@ class Link(BaseLink):
             self._send_lock.release()
 
     def close(self) -> None:
+        self.closed = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         with self._lock:

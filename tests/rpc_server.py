@@ -1,16 +1,20 @@
-"""An RPC door over a memory volume, served by a trio loop in a thread: what the client and door tests talk to."""
+"""An RPC door over a memory volume, served by a trio loop in a thread, and a client that says what it is told."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Self
 
+import pytest
 import trio
 
+from agenttools.wire import Decoder, Encoder
 from vfsd.backends.memory import MemoryBackend
 from vfsd.doors.rpc import RpcDoor
 from vfsd.feed import Feed
@@ -75,3 +79,49 @@ class Server:
     async def _shutdown(self, **how: bool) -> None:
         self.asked.append(how)
         self._scope.cancel()
+
+
+class Raw:
+    """A client without manners: sends what it is told, byte for byte."""
+
+    def __init__(self, server: Server, *, hello: bool = True) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(server.path)
+        self.encoder, self.decoder = Encoder(), Decoder()
+        if hello:
+            self.send(id=1, op="hello", version=1, client="test")
+            assert self.receive()["ok"]
+
+    def send(self, **message: Any) -> None:
+        self.sock.sendall(b"".join(self.encoder.encode(message)))
+
+    def receive(self) -> dict[str, Any]:
+        while (message := self.decoder.next()) is None:
+            data = self.sock.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self.decoder.receive(data)
+        return message
+
+    def closed(self) -> bool:
+        """True once the daemon has closed the connection."""
+        try:
+            while self.sock.recv(1 << 20):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.sock.close()
+
+
+def errno_of(call: Any, *args: Any, **params: Any) -> str:
+    with pytest.raises(OSError) as caught:
+        call(*args, **params)
+    assert caught.value.errno is not None
+    return errno.errorcode[caught.value.errno]

@@ -1,8 +1,9 @@
-"""The client: many threads and tasks on one object, restarts of the daemon, and what it says when there is none."""
+"""The client: many threads and tasks on one object, giving up on an answer, and what it says without a daemon."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -19,8 +20,7 @@ import trio
 from rpc_server import Server
 
 from agenttools.client import Client, VfsdInterrupted, VfsdUnavailable
-from agenttools.wire import Decoder, Encoder
-from vfsd.doors import rpc
+from vfsd.doors.rpcops import OPS
 
 RUNNERS: dict[str, Callable[[Callable[[], Awaitable[Any]]], Any]] = {
     "asyncio": lambda main: asyncio.run(main()),  # type: ignore[arg-type]
@@ -55,59 +55,6 @@ async def together(*functions: Callable[[], Awaitable[Any]]) -> None:
                 nursery.start_soon(function)
     else:
         await asyncio.gather(*(function() for function in functions))
-
-
-class Fake:
-    """A daemon that does what the test says: answers hello, then calls ``act(connection, request)`` for each."""
-
-    def __init__(self, path: Path, act: Callable[[socket.socket, dict[str, Any]], None]) -> None:
-        self.path = str(path)
-        self.requests: list[str] = []
-        self._act = act
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            with sock:
-                decoder = Decoder()
-                try:
-                    while data := sock.recv(65536):
-                        decoder.receive(data)
-                        while (message := decoder.next()) is not None:
-                            if message["op"] == "quit":
-                                return
-                            if message["op"] == "hello":
-                                answer(sock, {"id": message["id"], "ok": True, "version": 1})
-                            else:
-                                self.requests.append(message["op"])
-                                self._act(sock, message)
-                except OSError:
-                    pass
-
-    def __enter__(self) -> Fake:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(5)
-        assert not self._thread.is_alive()
-
-
-def answer(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.sendall(b"".join(Encoder().encode(message)))
-
-
-def hang_up(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.shutdown(socket.SHUT_RDWR)
 
 
 # ---------------------------------------------------------------------- importing
@@ -296,7 +243,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         finally:
             happened.append("ended")
 
-    monkeypatch.setitem(rpc.OPS, "statfs", never)
+    monkeypatch.setitem(OPS, "statfs", never)
     return happened
 
 
@@ -395,23 +342,22 @@ def test_cancelling_a_large_write_half_way_breaks_nothing(client: Client, run: A
                 with trio.move_on_after(delay):
                     await client.acall("write", path=b"/w", data=bytes(8 << 20))
             else:
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(client.acall("write", path=b"/w", data=bytes(8 << 20)), delay)
-                except TimeoutError:
-                    pass
             assert (await client.acall("stat", path=b"/"))["ok"]
         assert (await client.acall("status"))["connections"] == 1
 
     run(main)
 
 
-def test_closing_wakes_who_waits(server: Server, slow: list[str]) -> None:
+@pytest.mark.parametrize("by", ["client", "daemon"])
+def test_closing_wakes_who_waits(server: Server, slow: list[str], by: str) -> None:
     client = Client(server.path)
     raised: list[BaseException] = []
 
     def wait() -> None:
         try:
-            client.call("truncate", path=b"/", size=0) if False else client.call("statfs")
+            client.call("statfs")
         except OSError as exc:
             raised.append(exc)
 
@@ -419,133 +365,29 @@ def test_closing_wakes_who_waits(server: Server, slow: list[str]) -> None:
     for thread in threads:
         thread.start()
     eventually(lambda: len(slow) == 3)
-    server.__exit__()
+    if by == "client":
+        client.close()
+    else:
+        server.__exit__()
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
-    assert len(raised) == 3
+    assert [type(exc) for exc in raised] == [VfsdInterrupted if by == "client" else VfsdUnavailable] * 3
     client.close()
 
 
-# ---------------------------------------------------------------------- restarts
-
-
-def test_the_next_call_after_a_restart_works(tmp_path: Path, run: Any) -> None:
-    server = Server(tmp_path / "s.sock")
+def test_closing_wakes_tasks_that_wait(server: Server, slow: list[str], run: Any) -> None:
     client = Client(server.path)
 
-    async def write() -> None:
-        await client.acall("write", path=b"/b", data=b"2")
-
     async def main() -> None:
-        await write()
-        server.__exit__()
-        with pytest.raises(VfsdUnavailable):
-            await client.acall("stat", path=b"/")
-        server.__enter__()
-        await write()
+        async def wait() -> None:
+            with pytest.raises(VfsdInterrupted):
+                await client.acall("statfs")
 
-    with server:
-        client.call("write", path=b"/a", data=b"1")
-    with pytest.raises(VfsdUnavailable):
-        client.call("write", path=b"/a", data=b"2")
-    with server:
-        client.call("write", path=b"/a", data=b"3")
-        assert client.call("read", path=b"/a")["data"] == b"3"
-        run(main)
-    client.close()
+        async def close() -> None:
+            await (trio.sleep if run is RUNNERS["trio"] else asyncio.sleep)(0.1)
+            client.close()
 
+        await together(wait, wait, close)
 
-def test_a_mutation_finds_out_about_a_restart_before_it_is_sent(tmp_path: Path) -> None:
-    server = Server(tmp_path / "s.sock")
-    with Client(server.path) as client:
-        for i in range(5):
-            with server:
-                client.call("write", path=b"/a", data=b"%d" % i)
-                seq = server.vfs.feed.seq
-            with server:
-                client.call("write", path=b"/a", data=b"again")
-                assert server.vfs.feed.seq == seq + 1
-
-
-def test_a_call_during_a_restart_waits_for_it(tmp_path: Path) -> None:
-    server = Server(tmp_path / "s.sock")
-    with Client(server.path) as client:
-        with server:
-            client.call("write", path=b"/a", data=b"1")
-        timer = threading.Timer(0.3, server.__enter__)
-        timer.start()
-        assert client.call("read", path=b"/a")["data"] == b"1"
-        timer.join()
-        server.__exit__()
-
-
-def test_a_mutation_whose_answer_is_lost_is_never_repeated(tmp_path: Path, run: Any) -> None:
-    with Fake(tmp_path / "f.sock", hang_up) as fake, Client(fake.path) as client:
-        with pytest.raises(VfsdInterrupted, match="may or may not have been done") as caught:
-            client.call("write", path=b"/a", data=b"1")
-        assert caught.value.delivered
-        with pytest.raises(VfsdInterrupted, match="may or may not"):
-            run(lambda: client.acall("unlink", path=b"/a"))
-        assert fake.requests == ["write", "unlink"]
-
-
-def test_a_read_whose_answer_is_lost_is_asked_again_once(tmp_path: Path, run: Any) -> None:
-    def act(sock: socket.socket, message: dict[str, Any]) -> None:
-        if len(fake.requests) % 2:
-            hang_up(sock, message)
-        else:
-            answer(sock, {"id": message["id"], "ok": True, "data": b"x"})
-
-    with Fake(tmp_path / "f.sock", act) as fake, Client(fake.path) as client:
-        assert client.call("read", path=b"/a")["data"] == b"x"
-        client.close()
-        assert run(lambda: client.acall("read", path=b"/a"))["data"] == b"x"
-        assert fake.requests == ["read"] * 4
-
-
-def test_a_daemon_that_talks_nonsense_is_named(tmp_path: Path, run: Any) -> None:
-    def act(sock: socket.socket, message: dict[str, Any]) -> None:
-        sock.sendall(b"\x00\x00\x00\x02\xc1\xc1")
-
-    with Fake(tmp_path / "f.sock", act) as fake, Client(fake.path) as client:
-        with pytest.raises(OSError, match="another protocol"):
-            client.call("write", path=b"/a", data=b"1")
-        with pytest.raises(OSError, match="another protocol"):
-            run(lambda: client.acall("write", path=b"/a", data=b"1"))
-
-
-def test_another_version_is_the_daemons_word(server: Server, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    monkeypatch.setattr(rpc, "VERSION", 2)
-    with Client(server.path) as client:
-        with pytest.raises(OSError, match="protocol version 1, this vfsd 2") as caught:
-            client.call("stat", path=b"/")
-        assert caught.value.errno == errno.EPROTONOSUPPORT
-        with pytest.raises(OSError, match="update the client"):
-            run(lambda: client.acall("stat", path=b"/"))
-
-
-def test_the_child_of_a_fork_has_a_connection_of_its_own(server: Server, client: Client) -> None:
-    client.call("write", path=b"/f", data=b"parent")
-    code = os.fork()
-    if code == 0:
-        try:
-            os._exit(0 if client.call("read", path=b"/f")["data"] == b"parent" else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(code, 0)[1]) == 0
-    assert client.call("read", path=b"/f")["data"] == b"parent"
-
-
-def test_the_client_is_usable_again_after_close(client: Client) -> None:
-    client.call("stat", path=b"/")
-    client.close()
-    client.close()
-    assert client.call("stat", path=b"/")["ok"]
-
-
-def test_results_of_hello_are_kept(server: Server, client: Client) -> None:
-    assert client.hello["name"] == "test"
-    before = client.call("status")["counters"]
-    assert client.hello["name"] == "test"
-    assert client.call("status")["counters"]["observed"] == before["observed"]
+    run(main)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
-import select
 import socket
 import stat
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import trio
 import xxhash
-from build import KINDS, close_vfs, open_vfs
-from rpc_server import Server, make_vfs
+from rpc_server import Raw, Server, errno_of, make_vfs
 
 from agenttools import wire
 from agenttools.client import Client, VfsdInterrupted
-from agenttools.wire import Decoder, Encoder
-from vfsd.doors import rpc
+from vfsd.doors.rpcops import OPS
 
 
 @pytest.fixture
@@ -38,56 +33,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def client(server: Server) -> Iterator[Client]:
     with Client(server.path, timeout=10) as client:
         yield client
-
-
-class Raw:
-    """A client without manners: sends what it is told, byte for byte."""
-
-    def __init__(self, server: Server, *, hello: bool = True) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
-        self.sock.connect(server.path)
-        self.encoder, self.decoder = Encoder(), Decoder()
-        if hello:
-            self.send(id=1, op="hello", version=1, client="test")
-            assert self.receive()["ok"]
-
-    def send(self, **message: Any) -> None:
-        self.sock.sendall(b"".join(self.encoder.encode(message)))
-
-    def receive(self) -> dict[str, Any]:
-        while (message := self.decoder.next()) is None:
-            data = self.sock.recv(1 << 20)
-            if not data:
-                raise EOFError
-            self.decoder.receive(data)
-        return message
-
-    def closed(self) -> bool:
-        """True once the daemon has closed the connection."""
-        try:
-            while self.sock.recv(1 << 20):
-                pass
-        except ConnectionResetError:
-            pass
-        return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.sock.close()
-
-
-def errno_of(call: Any, *args: Any, **params: Any) -> str:
-    with pytest.raises(OSError) as caught:
-        call(*args, **params)
-    assert caught.value.errno is not None
-    return errno.errorcode[caught.value.errno]
-
-
-def rss() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 # ---------------------------------------------------------------------- who and hello
@@ -411,275 +356,7 @@ def test_wrong_parameters_are_errors_of_the_request_only(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-# ---------------------------------------------------------------------- many at once
-
-
-def test_a_thousand_pipelined_requests_are_all_answered(server: Server) -> None:
-    with Raw(server) as raw:
-        message = {"op": "write", "path": b"/f", "data": b"x" * 100}
-        blob = b"".join(b"".join(Encoder().encode({"id": i, **message})) for i in range(2, 1002))
-        sender = threading.Thread(target=raw.sock.sendall, args=(blob,))
-        sender.start()
-        answered = {raw.receive()["id"] for _ in range(1000)}
-        sender.join(10)
-        assert answered == set(range(2, 1002))
-
-
-def test_a_slow_request_holds_up_nothing_and_can_be_cancelled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-
-    async def slow(*args: Any) -> Any:
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.append("slow")
-
-    monkeypatch.setitem(rpc.OPS, "statfs", slow)
-    with Raw(server) as raw:
-        raw.send(id=10, op="statfs")
-        raw.send(id=11, op="stat", path=b"/")
-        assert raw.receive()["id"] == 11
-        raw.send(id=12, op="cancel", target=10)
-        replies = {reply["id"]: reply for reply in (raw.receive(), raw.receive())}
-        assert replies[12]["cancelled"] is True
-        assert replies[10]["errno"] == errno.ECANCELED
-        raw.send(id=13, op="cancel", target=10)
-        assert raw.receive()["cancelled"] is False
-        raw.send(id=10, op="stat", path=b"/")
-        assert raw.receive()["ok"]
-    assert ended == ["slow"]
-
-
-def test_only_so_many_requests_run_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most, go = [0], [0], [trio.Event()]
-
-    async def slow(*args: Any) -> Any:
-        running[0] += 1
-        most[0] = max(most[0], running[0])
-        await go[0].wait()
-        running[0] -= 1
-        return {}
-
-    monkeypatch.setitem(rpc.OPS, "statfs", slow)
-    monkeypatch.setattr(rpc, "MAX_PENDING", 4)
-    with Raw(server) as raw:
-        for i in range(2, 22):
-            raw.send(id=i, op="statfs")
-        deadline = time.monotonic() + 5
-        while most[0] < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.05)
-        assert most[0] == 4
-        server.on_loop(go[0].set)
-        assert {raw.receive()["id"] for _ in range(20)} == set(range(2, 22))
-        assert most[0] <= 5
-
-
-def test_a_disconnect_cancels_what_runs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended = threading.Event(), threading.Event()
-
-    async def slow(*args: Any) -> Any:
-        started.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.set()
-
-    monkeypatch.setitem(rpc.OPS, "statfs", slow)
-    with Raw(server) as raw:
-        raw.send(id=2, op="statfs")
-        assert started.wait(5)
-    assert ended.wait(5)
-    with Client(server.path) as client:
-        assert client.call("status")["connections"] == 1
-
-
-def test_a_reply_to_a_mutation_waits_until_the_kernel_follows(server: Server) -> None:
-    settled: list[int] = []
-
-    async def settler(seq: int) -> None:
-        await trio.sleep(0.05)
-        settled.append(seq)
-
-    server.vfs.feed.settler = settler
-    with Raw(server) as raw:
-        raw.send(id=2, op="write", path=b"/f", data=b"1")
-        raw.send(id=3, op="read", path=b"/f")
-        first, second = raw.receive(), raw.receive()
-        assert (first["id"], first["data"], second["id"]) == (3, b"1", 2)
-        assert settled == [server.vfs.feed.seq]
-        raw.send(id=4, op="write", path=b"/", data=b"1")
-        assert raw.receive()["errno"] == errno.EISDIR
-        assert len(settled) == 1
-
-
-def test_an_error_of_the_daemon_itself_is_logged_and_ends_nothing(
-    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def broken(*args: Any) -> Any:
-        raise ZeroDivisionError
-
-    async def unsendable(*args: Any) -> Any:
-        return {"x": object()}
-
-    monkeypatch.setitem(rpc.OPS, "statfs", broken)
-    monkeypatch.setitem(rpc.OPS, "status", unsendable)
-    with Client(server.path) as client:
-        assert errno_of(client.call, "statfs") == "EIO"
-        assert errno_of(client.call, "status") == "EMSGSIZE"
-        assert client.call("stat", path=b"/")["ok"]
-    assert "ZeroDivisionError" in caplog.text
-
-
-# ---------------------------------------------------------------------- hostile clients
-
-
-def assert_alive(server: Server) -> None:
-    with Client(server.path, timeout=10) as client:
-        assert client.call("stat", path=b"/")["ok"]
-
-
-@pytest.mark.parametrize(
-    "junk",
-    [
-        struct.pack(">I", 0xFFFFFFFF),
-        struct.pack(">I", wire.MAX_FRAME + 1),
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        struct.pack(">I", 3) + b"\xc1\xc1\xc1",
-        struct.pack(">I", 1) + b"\x90",
-        struct.pack(">I", 0),
-        struct.pack(">I", 5004) + b"\x81\xa1a" + b"\x91" * 5000 + b"\xc0",
-    ],
-)
-@pytest.mark.parametrize("hello", [True, False])
-def test_garbage_is_answered_with_the_reason_and_cut_off(server: Server, junk: bytes, hello: bool) -> None:
-    with Raw(server, hello=hello) as raw:
-        raw.sock.sendall(junk)
-        reply = raw.receive()
-        assert (reply["id"], reply["errno"]) == (0, errno.EPROTO)
-        assert raw.closed()
-    assert_alive(server)
-
-
-@pytest.mark.parametrize("number", [None, 0, -1, "1", 1.5, True, [1], 1 << 63])
-def test_a_request_without_a_proper_id_is_cut_off(server: Server, number: Any) -> None:
-    with Raw(server) as raw:
-        raw.send(id=number, op="stat", path=b"/")
-        assert raw.receive()["errno"] == errno.EPROTO
-        assert raw.closed()
-    assert_alive(server)
-
-
-def test_an_id_in_use_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slow(*args: Any) -> Any:
-        await trio.sleep_forever()
-
-    monkeypatch.setitem(rpc.OPS, "statfs", slow)
-    with Raw(server) as raw:
-        raw.send(id=5, op="statfs")
-        raw.send(id=5, op="statfs")
-        assert raw.receive()["errno"] == errno.EPROTO
-        assert raw.closed()
-    assert_alive(server)
-
-
-@pytest.mark.parametrize("op", [None, 5, b"stat", [], {}, "x" * 1000, "__class__", "statfs_"])
-def test_any_op_that_is_none_is_enosys(server: Server, op: Any) -> None:
-    with Raw(server) as raw:
-        raw.send(id=2, op=op)
-        assert raw.receive()["errno"] == errno.ENOSYS
-
-
-def test_half_frames_and_silence_hold_up_nobody(server: Server) -> None:
-    whole = b"".join(Encoder().encode({"id": 2, "op": "write", "path": b"/half", "data": bytes(100_000)}))
-    raws = [Raw(server) for _ in range(20)]
-    for i, raw in enumerate(raws):
-        raw.sock.sendall(whole[: 1 + i * 5000])
-    assert_alive(server)
-    for raw in raws:
-        raw.sock.close()
-    with Client(server.path) as client:
-        assert errno_of(client.call, "stat", path=b"/half") == "ENOENT"
-
-
-def test_a_client_that_never_reads_replies_is_not_read_and_does_not_grow_the_daemon(server: Server) -> None:
-    with Client(server.path) as client:
-        client.call("write", path=b"/f", data=bytes(1 << 20))
-    request = b"".join(Encoder().encode({"id": 2, "op": "read", "path": b"/f", "offset": 0, "length": 1 << 20}))
-    before = rss()
-    with Raw(server) as raw:
-        raw.sock.settimeout(0)
-        stuck = sent = 0
-        while stuck < 20:
-            try:
-                sent += raw.sock.send(request)
-                stuck = 0
-            except BlockingIOError:
-                stuck += 1
-                select.select([], [raw.sock], [], 0.05)
-        assert sent > 10 * len(request)
-        assert rss() - before < 64 << 20
-        assert_alive(server)
-        # Once it reads, all is answered.
-        raw.sock.settimeout(10)
-        for _ in range(50):
-            assert len(raw.receive()["data"]) == 1 << 20
-    assert_alive(server)
-
-
-def test_disconnects_at_every_point_of_a_conversation(server: Server) -> None:
-    hello = b"".join(Encoder().encode({"id": 1, "op": "hello", "version": 1}))
-    write = b"".join(Encoder().encode({"id": 2, "op": "write", "path": b"/x", "data": bytes(20_000)}))
-    read = b"".join(Encoder().encode({"id": 3, "op": "read", "path": b"/x"}))
-    stream = hello + write + read * 50
-    for cut in [0, 1, 4, 5, len(hello), len(hello) + 3, len(hello) + 9000, len(hello + write) + 7, len(stream)]:
-        with Raw(server, hello=False) as raw:
-            raw.sock.sendall(stream[:cut])
-            if cut % 2:
-                raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert_alive(server)
-
-
-def test_more_connections_than_allowed_are_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "MAX_CONNECTIONS", 3)
-    with Raw(server), Raw(server), Raw(server), Raw(server, hello=False) as fourth:
-        reply = fourth.receive()
-        assert (reply["id"], reply["errno"]) == (0, errno.EMFILE)
-        assert fourth.closed()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_messages_never_take_the_daemon_down(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    rng = random.Random(20261201)
-    odd: list[Any] = [
-        None, True, -1, 0, 1, 5, 1 << 40, (1 << 63) - 1, (1 << 64) - 1, 1.5, "", "x", b"", b"/", b"/f", b"/a/../..",
-        b"\0", b"x" * 300, [], {}, [b"/x"], {"a": 1}, b"user.x", b"trusted.x",
-    ]  # fmt: skip
-    keys = ["path", "old", "new", "target", "data", "offset", "length", "fh", "flags", "mode", "perm", "size", "uid", "gid", "name", "value", "pattern", "glob", "max_count", "paths", "follow", "parents", "recursive", "expect", "upload", "whence", "rdev", "atime_ns", "mtime_ns", "continue", "tool", "call_id", "exclusive"]
-    ops = [*sorted(set(rpc.OPS) - {"shutdown", "sync"}), "hello", "cancel", "open", "open", "write"]
-    vfs = open_vfs({"/": (kind, tmp_path / "volume")})
-    numbers = [0]
-    try:
-        with Server(tmp_path / "s.sock", vfs) as server, Raw(server) as raw:
-            for i in range(2, 3000):
-                params = {key: rng.choice(odd) for key in rng.sample(keys, rng.randrange(8))}
-                if rng.random() < 0.7:
-                    params["path"] = rng.choice([b"/", b"/f", b"/d", b"/d/e"])
-                if rng.random() < 0.7:
-                    params["fh"] = rng.choice(numbers)
-                if rng.random() < 0.5:
-                    params.update(offset=rng.choice([0, 1 << 20, 1 << 43]), length=rng.choice([0, 10]), data=b"x")
-                raw.send(**{**params, "id": i, "op": rng.choice(ops)})
-                reply = raw.receive()
-                assert reply["id"] == i
-                if "fh" in reply:
-                    numbers.append(reply["fh"])
-            assert_alive(server)
-    finally:
-        close_vfs(vfs)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+# ---------------------------------------------------------------------- the rest
 
 
 def test_the_audit_sees_who_called(server: Server, client: Client) -> None:
@@ -699,7 +376,7 @@ def test_shutdown_breaks_waiting_clients_with_a_sentence(tmp_path: Path, monkeyp
     async def slow(*args: Any) -> Any:
         await trio.sleep_forever()
 
-    monkeypatch.setitem(rpc.OPS, "truncate", slow)
+    monkeypatch.setitem(OPS, "truncate", slow)
     with Server(tmp_path / "s.sock") as server, Client(server.path) as client:
         timer = threading.Timer(0.2, server.on_loop, (server._scope.cancel,))
         timer.start()

@@ -41,16 +41,18 @@ def taken(decoder: Decoder) -> Iterator[dict[str, Any]]:
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=40) | st.text(max_size=40),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
-    max_leaves=20,
+    max_leaves=8,
 )
-messages = st.dictionaries(st.text(max_size=12), values, max_size=20)
+messages = st.dictionaries(st.text(max_size=8), values, max_size=6)
 
 
-@given(st.lists(messages, max_size=6), st.data())
+@given(st.lists(messages, max_size=4), st.data())
+@settings(max_examples=50)
 def test_what_is_sent_is_received_however_it_is_cut(sent: list[dict[str, Any]], data: st.DataObject) -> None:
     stream = b"".join(encoded(message) for message in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
-    decoder, received = Decoder(requests=True), []
+    decoder = Decoder(requests=True)
+    received: list[dict[str, Any]] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         decoder.receive(stream[start:end])
         received += taken(decoder)
