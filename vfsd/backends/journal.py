@@ -41,24 +41,44 @@ class Journal:
         """Bytes in the active file."""
         self.seq = 0
         """Number of the last record."""
+        self._torn = False
+        """The active file may have bytes past ``size``; no record may follow them."""
 
     def append(self, rows: Rows) -> None:
         """One record, whole or not at all. Raises OSError (ENOSPC, EIO)."""
+        if self._torn:
+            self._cut()
         payload = self._pack((self.seq + 1, rows))
         record = self._head(len(payload), 0, self._digest(payload)) + payload
+        self._torn = True
         try:
             written = os.write(self._fd, record)
         except OSError:
-            os.ftruncate(self._fd, self.size)
+            self._cut()
             raise
         if written != len(record):
-            os.ftruncate(self._fd, self.size)
+            self._cut()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._torn = False
         self.size += written
         self.seq += 1
 
+    def take_back(self, size: int) -> None:
+        """Undo the last record, before which the active file had ``size`` bytes. Raises OSError."""
+        self.size = size
+        self.seq -= 1
+        self._torn = True
+        self._cut()
+
+    def _cut(self) -> None:
+        """Drop what lies past the last whole record: replay would stop there, and lose all that came after it."""
+        os.ftruncate(self._fd, self.size)
+        self._torn = False
+
     def rotate(self) -> None:
-        """Send new records to the other file, which must have been cleared."""
+        """Send new records to the other file, which must have been cleared. Raises OSError."""
+        if self._torn:
+            self._cut()
         self._active ^= 1
         self._fd = self._fds[self._active]
         self.size = 0
@@ -78,7 +98,9 @@ class Journal:
         A gap is a torn end of the older file: what the newer one has was written later and not synced either.
         """
         self.seq = after
-        files = sorted((list(self._records(fd)) for fd in self._fds), key=lambda records: records[:1])
+        files = sorted(
+            (list(self._records(fd)) for fd in self._fds), key=lambda records: records[0][0] if records else 0
+        )
         for seq, rows in (record for records in files for record in records):
             if seq == self.seq + 1:
                 self.seq = seq
@@ -100,9 +122,10 @@ class Journal:
             at += length
 
     def reset(self) -> None:
-        """Empty both files: everything is folded."""
+        """Empty both files for good: everything is folded, and no record left behind may ever follow a new one."""
         for fd in self._fds:
             os.ftruncate(fd, 0)
+            os.fsync(fd)
         self.size = 0
 
     def close(self) -> None:
