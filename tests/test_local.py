@@ -703,6 +703,21 @@ def test_changes_keep_the_ino(vol: LocalVolume, host: Path) -> None:
     assert code(vol.lookup, ROOT, b"f") == "ENOENT"
 
 
+def test_names_swapped_by_the_host(vol: LocalVolume, host: Path) -> None:
+    """An ino never stands for what now has the name its file was last seen by."""
+    inos = {}
+    for name in (b"a", b"b"):
+        (host / name.decode()).write_bytes(name)
+        inos[name] = vol.lookup(ROOT, name).ino
+    root = os.open(host, os.O_RDONLY)
+    local_sys.rename(root, b"a", root, b"b", 2)
+    os.close(root)
+    assert code(vol.open, inos[b"a"], os.O_RDONLY, ME) == "ESTALE"
+    assert code(vol.getattr, inos[b"b"]) == "ESTALE"
+    assert vol.lookup(ROOT, b"b").ino == inos[b"a"]
+    assert whole(vol, inos[b"a"]) == b"a"
+
+
 def test_the_host_turns_directories_inside_out(vol: LocalVolume, host: Path) -> None:
     (host / "a/b").mkdir(parents=True)
     (host / "a/b/f").write_bytes(b"x")

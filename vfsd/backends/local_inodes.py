@@ -97,7 +97,9 @@ class Inodes:
         inode = self._by_key.get(key)
         ctime_ns = st.st_ctime_ns
         if inode is not None:
-            if inode.fmt == st.st_mode & _FMT and (inode.ctime_ns == ctime_ns or self._is_same(inode, dir_fd, name)):
+            if inode.fmt == st.st_mode & _FMT and (
+                inode.ctime_ns == ctime_ns or self._is_same(inode, ctime_ns, dir_fd, name)
+            ):
                 inode.ctime_ns = ctime_ns
                 if inode.parent is not parent or inode.name != name:
                     self.place(inode, parent, name)
@@ -157,7 +159,7 @@ class Inodes:
         self.by_node[node] = self._by_key[key] = inode
         return inode
 
-    def _is_same(self, inode: Inode, dir_fd: int, name: bytes) -> bool:
+    def _is_same(self, inode: Inode, ctime_ns: int, dir_fd: int, name: bytes) -> bool:
         """Whether the host's inode number still means the same file, now that its ctime has moved on.
 
         File systems give the number of a removed file to a new one at once; that one was born after anything we saw.
@@ -165,7 +167,8 @@ class Inodes:
         if inode.fd >= 0 or inode.handles:
             return True
         born = local_sys.birth_ns(dir_fd, name)
-        return born is None or born <= inode.ctime_ns
+        # Born after its own latest change: the host's clock went back, and such a birth tells nothing.
+        return born is None or born <= inode.ctime_ns or born > ctime_ns
 
     def _retire(self, inode: Inode) -> None:
         """Let go of an inode's number on the host, which is another file's now; its node stays while referred to."""
@@ -265,7 +268,7 @@ class Inodes:
             if self.find(st) is not inode or inode.fmt != st.st_mode & _FMT:
                 raise fail(errno.ESTALE, inode.name)
             if st.st_ctime_ns != inode.ctime_ns:
-                if not self._is_same(inode, fd, b""):
+                if not self._is_same(inode, st.st_ctime_ns, fd, b""):
                     self._retire(inode)
                     raise fail(errno.ESTALE, inode.name)
                 inode.ctime_ns = st.st_ctime_ns
