@@ -1,4 +1,4 @@
-"""What all tests share: everything under tests/mount needs a mount, and is marked so."""
+"""For every test: helper modules are imported from this directory; what is under ``mount`` needs one, and is marked."""
 
 from __future__ import annotations
 
