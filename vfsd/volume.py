@@ -19,7 +19,7 @@ import xxhash
 
 from vfsd.backends.base import Backend, Stored
 from vfsd.core import plans
-from vfsd.core.changes import Change, Put, Reserve, Write, Zero
+from vfsd.core.changes import Change, Content, Put, Reserve, Write, Zero
 from vfsd.core.handles import Handles
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node, Tree
@@ -45,7 +45,7 @@ FIRST_OFFSET = 3
 
 
 class TreeVolume:
-    """A route of kind state or memory.
+    """A route of kind memory, and what a state route builds on.
 
     ``base`` is ``volume << NODE_BITS``; ``clock`` gives nanoseconds since the epoch; ``owner`` (uid, gid) owns the root
     directory of a volume just made.
@@ -134,7 +134,7 @@ class TreeVolume:
         backend.commit(changes)
         tree.apply(changes)
         for c in changes:
-            if isinstance(c, (Write, Zero, Reserve)):
+            if isinstance(c, (Write, Zero, Reserve, Content)):
                 node = tree.nodes.get(c.node)
                 if node is not None:
                     node.blocks = backend.blocks(node.id)

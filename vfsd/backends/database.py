@@ -8,10 +8,11 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from vfsd.backends import history
 from vfsd.backends.base import VolumeError
 from vfsd.backends.journal import Journal, Rows
 
@@ -50,6 +51,7 @@ CREATE TABLE extent (           -- bytes [offset, offset + length) of node are a
   offset INTEGER NOT NULL,
   length INTEGER NOT NULL,
   disk   INTEGER NOT NULL,
+  epoch  INTEGER NOT NULL,      -- the epoch the blocks were given out in: the number of the next checkpoint then
   PRIMARY KEY (node, offset)
 ) WITHOUT ROWID;
 CREATE TABLE folded (           -- one row: the last journal record that the tables above contain
@@ -113,7 +115,8 @@ def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise VolumeError(f"{path} is not a vfsd volume (an unrelated SQLite database)")
             db.executescript(
-                f"BEGIN; {SCHEMA} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT"
+                f"BEGIN; {SCHEMA} {history.SCHEMA} PRAGMA application_id={APPLICATION_ID};"
+                f"PRAGMA user_version={FORMAT}; COMMIT"
             )
         db.execute("SELECT seq FROM folded").fetchone()
     except sqlite3.OperationalError as error:
@@ -137,55 +140,64 @@ def recover(db: sqlite3.Connection, journal: Journal, directory: Path) -> None:
     journal.reset()
 
 
-def fold(db: sqlite3.Connection, batch: Iterable[Rows], seq: int) -> None:
-    """Make the rows of whole records so, in one transaction that also says so. Raises sqlite3.Error.
+T = TypeVar("T")
+
+
+def fold(
+    db: sqlite3.Connection,
+    batch: Iterable[Rows],
+    seq: int,
+    then: Callable[[sqlite3.Connection], T] | None = None,
+) -> T | None:
+    """Make the rows of whole records so, and do ``then``, in one transaction. Raises sqlite3.Error.
 
     Only the last state of each row counts, so a directory that took a thousand files is written once.
     """
     puts: dict[int, tuple[Any, ...]] = {}
     targets: dict[int, bytes] = {}
     dentries: dict[tuple[int, bytes], int | None] = {}
-    xattrs: dict[tuple[int, bytes], bytes | None] = {}
-    extents: dict[tuple[int, int], tuple[Any, ...]] = {}
+    xattrs: dict[int, dict[bytes, bytes | None]] = {}
+    extents: dict[int, dict[int, tuple[Any, ...]]] = {}
     drops: set[int] = set()
     for rows in batch:
-        for kind, *row in rows:
+        for kind, node, *row in rows:
             if kind == PUT:
-                puts[row[0]] = tuple(row)
+                puts[node] = (node, *row)
             elif kind == DENTRY:
-                dentries[row[0], row[1]] = row[2]
+                dentries[node, row[0]] = row[1]
             elif kind == EXTENT:
-                extents[row[0], row[1]] = tuple(row)
+                extents.setdefault(node, {})[row[0]] = (node, *row)
             elif kind == NO_DENTRY:
-                dentries[row[0], row[1]] = None
+                dentries[node, row[0]] = None
             elif kind == DROP:
-                drops.add(row[0])
+                # What came before is moot; a restore may bring the node back within the batch.
+                drops.add(node)
+                for known in (puts, targets, xattrs, extents):
+                    known.pop(node, None)
             elif kind == TARGET:
-                targets[row[0]] = row[1]
+                targets[node] = row[0]
             elif kind == XATTR:
-                xattrs[row[0], row[1]] = row[2]
+                xattrs.setdefault(node, {})[row[0]] = row[1]
+    names = [(node, name, value) for node, values in xattrs.items() for name, value in values.items()]
+    pieces = [extent for file in extents.values() for extent in file.values()]
     db.execute("BEGIN IMMEDIATE")
     try:
         many = db.executemany
-        many(_PUT, [p for n, p in puts.items() if n not in drops])
-        many("UPDATE node SET target=? WHERE id=?", [(t, n) for n, t in targets.items() if n not in drops])
+        history.keep(db, {*puts, *targets}, dentries, [n[:2] for n in names], extents, drops)
+        for table, column in (("node", "id"), ("extent", "node"), ("xattr", "node")):
+            many(f"DELETE FROM {table} WHERE {column}=?", [(n,) for n in drops])
+        many(_PUT, puts.values())
+        many("UPDATE node SET target=? WHERE id=?", [(t, n) for n, t in targets.items()])
         many("DELETE FROM dentry WHERE parent=? AND name=?", [k for k, n in dentries.items() if n is None])
         many("INSERT OR REPLACE INTO dentry VALUES (?,?,?)", [(*k, n) for k, n in dentries.items() if n is not None])
-        many("DELETE FROM extent WHERE node=? AND offset=?", [k for k, e in extents.items() if e[2] is None])
-        many(
-            "INSERT OR REPLACE INTO extent VALUES (?,?,?,?)",
-            [e for e in extents.values() if e[2] is not None and e[0] not in drops],
-        )
-        many("DELETE FROM xattr WHERE node=? AND name=?", [k for k, v in xattrs.items() if v is None])
-        many(
-            "INSERT OR REPLACE INTO xattr VALUES (?,?,?)",
-            [(*k, v) for k, v in xattrs.items() if v is not None and k[0] not in drops],
-        )
-        gone = [(n,) for n in drops]
-        for table, column in (("node", "id"), ("extent", "node"), ("xattr", "node")):
-            many(f"DELETE FROM {table} WHERE {column}=?", gone)
+        many("DELETE FROM extent WHERE node=? AND offset=?", [e[:2] for e in pieces if e[2] is None])
+        many("INSERT OR REPLACE INTO extent VALUES (?,?,?,?,?)", [e for e in pieces if e[2] is not None])
+        many("DELETE FROM xattr WHERE node=? AND name=?", [n[:2] for n in names if n[2] is None])
+        many("INSERT OR REPLACE INTO xattr VALUES (?,?,?)", [n for n in names if n[2] is not None])
         db.execute("UPDATE folded SET seq=?", (seq,))
+        result = then(db) if then is not None else None
         db.execute("COMMIT")
+        return result
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")

@@ -9,7 +9,8 @@ Invariants:
   through a map that a lost commit had freed.
 - Bytes past a file's size are undefined; whatever makes them readable zeroes or writes them first (``Zero`` in
   core.changes). So a truncate never touches bytes that an undone commit would still show.
-- Between ``begin`` and ``end`` every map edit can be undone.
+- Blocks of an epoch that a checkpoint holds are neither written nor freed: a write there goes to new blocks.
+- Every map edit since the last ``end`` can be undone.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ _MAPS = 100_000
 _PUNCH = 0x03
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 
-Extent = tuple[int, int, int]
-"""(offset in the file, length, offset in the host file), each in bytes and a multiple of BLOCK."""
+Extent = tuple[int, int, int, int]
+"""(offset in the file, length, offset in the host file, epoch); the first three in bytes, multiples of BLOCK.
 
-Row = tuple[int, int, int | None, int | None]
-"""(node, offset, length, disk): the map row that now stands; length None where it is gone."""
+The epoch is the one the blocks were given out in; see ``ExtentFile.frozen``."""
+
+Row = tuple[int, int, int | None, int | None, int | None]
+"""(node, offset, length, disk, epoch): the map row that now stands; length None where it is gone."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -123,6 +126,11 @@ class ExtentFile:
     def __init__(self, fd: int, fetch: Callable[[int], list[Extent]], keeps: Callable[[int], bool]) -> None:
         self.fd = fd
         self._keeps = keeps
+        self.epoch = 1
+        """What new blocks are marked with."""
+        self.frozen = 0
+        """The newest epoch that a checkpoint holds, 0 for none. A checkpoint of epoch N shows blocks of epochs up to N
+        that were mapped when it was taken; so a mapped block is shown by one if its epoch is at most this."""
         self.free = FreeSpace()
         self._fetch = fetch
         self._maps: dict[int, FileMap] = {}
@@ -152,20 +160,23 @@ class ExtentFile:
 
     def read(self, node: int, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``, zeros where nothing is mapped. The caller clips to the file's size."""
-        file = self._maps.get(node) or self.map(node)
+        return self.read_map(self._maps.get(node) or self.map(node), offset, length)
+
+    def read_map(self, file: FileMap, offset: int, length: int) -> bytes:
+        """``read`` by a given map."""
         extents = file.extents
         end = offset + length
         i = file.index(offset)
         if i >= len(extents):
             return bytes(length)
-        start, size, disk = extents[i]
+        start, size, disk, _ = extents[i]
         if start <= offset and end <= start + size:
             data = os.pread(self.fd, length, disk + offset - start)
             return data if len(data) == length else data + bytes(length - len(data))
         out = bytearray(length)
         view = memoryview(out)
         while i < len(extents) and extents[i][0] < end:
-            start, size, disk = extents[i]
+            start, size, disk, _ = extents[i]
             lo, hi = max(start, offset), min(start + size, end)
             os.preadv(self.fd, [view[lo - offset : hi - offset]], disk + lo - start)
             i += 1
@@ -174,7 +185,7 @@ class ExtentFile:
     def seek(self, node: int, size: int, offset: int, hole: bool) -> int | None:
         """lseek(2) SEEK_HOLE or SEEK_DATA below ``size``; None when there is no data (ENXIO)."""
         file = self.map(node)
-        for start, length, _ in file.extents[file.index(offset) :]:
+        for start, length, _, _ in file.extents[file.index(offset) :]:
             if start > offset:
                 return offset if hole else (start if start < size else None)
             if not hole:
@@ -226,7 +237,7 @@ class ExtentFile:
             return
 
     def write(self, node: int, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Store ``data`` at ``offset``: in place where mapped, else in new blocks.
+        """Store ``data`` at ``offset``: in place where mapped and not frozen, else in new blocks.
 
         Raises OSError (ENOSPC, EIO); the caller then ends with ok=False.
         """
@@ -238,8 +249,8 @@ class ExtentFile:
         end = offset + length
         i = file.index(offset)
         if i < len(extents):
-            start, size, disk = extents[i]
-            if start <= offset and end <= start + size:
+            start, size, disk, epoch = extents[i]
+            if start <= offset and end <= start + size and epoch > self.frozen:
                 self._pwrite(data, disk + offset - start)
                 return
         view = memoryview(data)
@@ -247,42 +258,63 @@ class ExtentFile:
         while at < end:
             i = file.index(at)
             if i < len(extents) and extents[i][0] <= at:
-                start, size, disk = extents[i]
+                start, size, disk, epoch = extents[i]
                 stop = min(end, start + size)
-                self._pwrite(view[at - offset : stop - offset], disk + at - start)
+                part = view[at - offset : stop - offset]
+                if epoch > self.frozen:
+                    self._pwrite(part, disk + at - start)
+                else:
+                    self._replace_frozen(file, node, i, at, part)
             else:
                 stop = min(end, extents[i][0]) if i < len(extents) else end
-                self._fill_hole(file, node, i, at, view[at - offset : stop - offset])
+                part = view[at - offset : stop - offset]
+                head, tail = at % BLOCK, -stop % BLOCK
+                self._splice(file, node, i, i, self._put(at - head, [bytes(head), part, bytes(tail)]))
             at = stop
 
-    def _fill_hole(self, file: FileMap, node: int, i: int, at: int, data: memoryview) -> None:
-        first = at - at % BLOCK
+    def _replace_frozen(self, file: FileMap, node: int, i: int, at: int, data: memoryview) -> None:
+        """Write within extent ``i``, which a checkpoint shows: whole blocks anew, the rest of the extent as it is."""
+        start, size, disk, epoch = file.extents[i]
         stop = at + len(data)
-        new: list[Extent] = []
-        head = at - first
-        offset, taken = first, 0
-        for disk, n in self._take(-(-(stop - first) // BLOCK) * BLOCK):
-            part = data[max(0, taken - head) : max(0, taken + n - head)]
-            pad = head if not taken else 0
-            tail = n - pad - len(part)
-            self._pwritev(([bytes(pad)] if pad else []) + [part] + ([bytes(tail)] if tail else []), disk)
-            new.append((offset, n, disk))
-            offset += n
-            taken += n
-        self._splice(file, node, i, i, new)
+        first, last = at - at % BLOCK, stop + -stop % BLOCK
+        head = os.pread(self.fd, at - first, disk + first - start)
+        tail = os.pread(self.fd, last - stop, disk + stop - start)
+        new = self._put(first, [head, data, tail])
+        if start < first:
+            new.insert(0, (start, first - start, disk, epoch))
+        if last < start + size:
+            new.append((last, start + size - last, disk + last - start, epoch))
+        self._splice(file, node, i, i + 1, new)
 
-    def _take(self, length: int) -> list[tuple[int, int]]:
-        runs = self.free.take(length)
+    def _put(self, offset: int, parts: list[bytes | memoryview]) -> list[Extent]:
+        """Write ``parts``, whole blocks together, to new blocks; returns those as extents from ``offset``."""
+        runs = self.free.take(sum(map(len, parts)))
         self._taken += runs
-        return runs
+        parts = [part for part in parts if part]
+        data = parts[0] if len(parts) == 1 else None
+        if len(runs) == 1 and data is None:
+            self._pwritev(parts, runs[0][0])
+        else:
+            view, at = memoryview(b"".join(parts) if data is None else data), 0
+            for disk, n in runs:
+                self._pwrite(view[at : at + n], disk)
+                at += n
+        return self._extents(offset, runs)
+
+    def _extents(self, offset: int, runs: list[tuple[int, int]]) -> list[Extent]:
+        out: list[Extent] = []
+        for disk, n in runs:
+            out.append((offset, n, disk, self.epoch))
+            offset += n
+        return out
 
     def _splice(self, file: FileMap, node: int, i: int, j: int, new: list[Extent]) -> None:
         """Put ``new`` in place of extents i..j, joined to a neighbour it continues on disk."""
         extents = file.extents
         if new and i:
-            start, size, disk = extents[i - 1]
-            if start + size == new[0][0] and disk + size == new[0][2]:
-                new = [(start, size + new[0][1], disk), *new[1:]]
+            start, size, disk, epoch = extents[i - 1]
+            if start + size == new[0][0] and disk + size == new[0][2] and epoch == new[0][3]:
+                new = [(start, size + new[0][1], disk, epoch), *new[1:]]
                 i -= 1
         old = extents[i:j]
         self._undo.append((file, i, len(new), old))
@@ -292,7 +324,7 @@ class ExtentFile:
         rows = self.rows
         for e in old:
             if e[0] not in kept:
-                rows.append((node, e[0], None, None))
+                rows.append((node, e[0], None, None, None))
         for e in new:
             if e not in old:
                 rows.append((node, *e))
@@ -305,31 +337,32 @@ class ExtentFile:
         else:
             first, last = -(-offset // BLOCK) * BLOCK, end - end % BLOCK
             if first > last:
-                self._zero_mapped(file, offset, end)
+                self._zero_mapped(file, node, offset, end)
                 return
-            self._zero_mapped(file, offset, first)
-            self._zero_mapped(file, last, end)
+            self._zero_mapped(file, node, offset, first)
+            self._zero_mapped(file, node, last, end)
         i = j = file.index(first)
         extents = file.extents
         new: list[Extent] = []
         while j < len(extents) and extents[j][0] < last:
-            start, size, disk = extents[j]
+            start, size, disk, epoch = extents[j]
             lo, hi = max(start, first), min(start + size, last)
             if start < lo:
-                new.append((start, lo - start, disk))
+                new.append((start, lo - start, disk, epoch))
             if hi < start + size:
-                new.append((hi, start + size - hi, disk + hi - start))
-            self._freed.append((disk + lo - start, hi - lo))
+                new.append((hi, start + size - hi, disk + hi - start, epoch))
+            if epoch > self.frozen:
+                self._freed.append((disk + lo - start, hi - lo))
             j += 1
         if j > i:
             self._splice(file, node, i, j, new)
 
-    def _zero_mapped(self, file: FileMap, offset: int, end: int) -> None:
+    def _zero_mapped(self, file: FileMap, node: int, offset: int, end: int) -> None:
+        """Write zeros to a part of one block, unless it is a hole."""
         if offset < end:
             i = file.index(offset)
             if i < len(file.extents) and file.extents[i][0] <= offset:
-                start, size, disk = file.extents[i]
-                self._pwrite(bytes(min(end, start + size) - offset), disk + offset - start)
+                self.write(node, offset, bytes(end - offset))
 
     def reserve(self, node: int, offset: int, end: int) -> None:
         """Map every block of a range; new ones read as zeros. Raises ENOSPC."""
@@ -343,18 +376,24 @@ class ExtentFile:
                 at = extents[i][0] + extents[i][1]
                 continue
             stop = min(end, extents[i][0]) if i < len(extents) else end
-            new: list[Extent] = []
-            for disk, n in self._take(stop - at):
+            runs = self.free.take(stop - at)
+            self._taken += runs
+            for disk, n in runs:
                 host_fallocate(self.fd, _PUNCH, disk, n)
                 host_fallocate(self.fd, 0, disk, n)
-                new.append((at, n, disk))
-                at += n
-            self._splice(file, node, i, i, new)
+            self._splice(file, node, i, i, self._extents(at, runs))
+            at = stop
 
     def drop(self, node: int) -> None:
         """Free all of a file's blocks; the caller deletes its rows by node, none are listed."""
         self._dropped.append(node)
-        self._freed += [(disk, n) for _, n, disk in self.map(node).extents]
+        self._freed += [(disk, n) for _, n, disk, epoch in self.map(node).extents if epoch > self.frozen]
+
+    def restore(self, node: int, extents: list[Extent]) -> None:
+        """Give the file the map that a checkpoint has of it."""
+        file = self.map(node)
+        self._freed += [(disk, n) for _, n, disk, epoch in file.extents if epoch > self.frozen]
+        self._splice(file, node, 0, len(file.extents), extents)
 
     def _pwrite(self, data: bytes | bytearray | memoryview, disk: int) -> None:
         n = os.pwrite(self.fd, data, disk)

@@ -19,21 +19,24 @@ import errno
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
-from vfsd.backends import database
+from vfsd.backends import database, history
 from vfsd.backends.base import Stored, VolumeError
 from vfsd.backends.database import EXTENT, connect, lock_volume
-from vfsd.backends.extents import BLOCK, Extent, ExtentFile, host_fallocate
+from vfsd.backends.extents import BLOCK, Extent, ExtentFile, FileMap, host_fallocate
+from vfsd.backends.history import Checkpoint, Past, Touched
 from vfsd.backends.journal import Journal, Rows
-from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
+from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.plans import fail
 from vfsd.core.types import StatFs
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _BALLAST = 4 << 20
 _HUGE = 1 << 31
@@ -67,12 +70,15 @@ class SqliteBackend:
         self._unfolded: set[int] = set()
         self._folding: set[int] = set()
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
-        self._busy = trio.Lock()
+        self.busy = trio.Lock()
         self._bad: str | None = None
         self._data = ExtentFile(fd, self._fetch, self._keeps)
         self.read = self._data.read
         self.seek = self._data.seek
         self._find_free_space()
+        self._data.frozen = history.newest(self._db)
+        youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]
+        self._data.epoch = max(self._data.frozen + 1, youngest)
         self._last_node = self.next_node() - 1
         self._nodes: int = self._execute("SELECT count(*) FROM node").fetchone()[0]
         self._xattr_nodes: set[int] = {n for (n,) in self._execute("SELECT DISTINCT node FROM xattr")}
@@ -81,7 +87,7 @@ class SqliteBackend:
     # -- loading
 
     def _fetch(self, node: int) -> list[Extent]:
-        query = "SELECT offset, length, disk FROM extent WHERE node=? ORDER BY offset"
+        query = "SELECT offset, length, disk, epoch FROM extent WHERE node=? ORDER BY offset"
         return self._execute(query, (node,)).fetchall()
 
     def _keeps(self, node: int) -> bool:
@@ -90,20 +96,20 @@ class SqliteBackend:
 
     def _find_free_space(self) -> None:
         free = self._data.free
-        free.end = self._execute("SELECT coalesce(max(disk + length), 0) FROM extent").fetchone()[0]
-        gaps = self._execute(
-            "SELECT at, disk - at FROM (SELECT disk, lag(disk + length, 1, 0) OVER (ORDER BY disk) AS at FROM extent)"
-            " WHERE disk > at"
-        )
-        for start, length in gaps:
-            free.give(start, length)
+        used = self._execute("SELECT disk, length FROM extent ORDER BY disk")
+        kept = history.kept_runs(self._db)
+        for start, length in used if not kept else sorted({*used, *kept}):
+            if start > free.end:
+                free.give(free.end, start - free.end)
+            free.end = max(free.end, start + length)
 
     def root(self) -> Stored | None:
         row = self._execute(f"SELECT {database.STORED} FROM node n WHERE id=1").fetchone()
         return None if row is None else Stored(*row)
 
     def next_node(self) -> int:
-        return int(self._execute("SELECT coalesce(max(id), 0) + 1 FROM node").fetchone()[0])
+        query = "SELECT max((SELECT coalesce(max(id), 0) FROM node), (SELECT coalesce(max(id), 0) FROM old_node)) + 1"
+        return int(self._execute(query).fetchone()[0])
 
     def orphans(self) -> Sequence[Stored]:
         return [Stored(*row) for row in self._execute(f"SELECT {database.STORED} FROM node n WHERE nlink=0")]
@@ -148,12 +154,15 @@ class SqliteBackend:
                     data.zero(c.node, c.offset, c.end)
                 elif type(c) is Reserve:
                     data.reserve(c.node, c.offset, c.end)
+                elif type(c) is Content:
+                    data.restore(c.node, list(c.extents))
                 else:
                     rows.append((_CODES[type(c)], *c))
                     if type(c) is Drop:
                         data.drop(c.node)
                     elif type(c) is Put and c.node > self._last_node:
                         self._last_node = c.node
+                        self._nodes += 1
                         data.new(c.node)
             for row in data.rows:
                 rows.append((EXTENT, *row))
@@ -165,9 +174,7 @@ class SqliteBackend:
         data.end(True)
         self._pending.append(rows)
         for c in changes:
-            if type(c) is Dentry:
-                self._nodes += 1
-            elif type(c) is Xattr:
+            if type(c) is Xattr:
                 self._note_xattr(c)
             elif type(c) is Drop:
                 self._nodes -= 1
@@ -235,17 +242,16 @@ class SqliteBackend:
         self._data.release(runs)
 
     async def maintain(self) -> None:
-        if self._bad is not None or not (self._pending or self._batch):
-            return
-        async with self._busy:
-            runs = self._turn()
-            try:
-                await trio.to_thread.run_sync(self._fold, runs)
-            except sqlite3.Error as error:
-                self._not_folded(error)
-            else:
-                self._folded()
-            self._data.release(runs)
+        if self._bad is None and (self._pending or self._batch):
+            async with self.busy:
+                runs = self._turn()
+                try:
+                    await trio.to_thread.run_sync(self._fold, runs)
+                except sqlite3.Error as error:
+                    self._not_folded(error)
+                else:
+                    self._folded()
+                self._data.release(runs)
 
     def _turn(self) -> list[tuple[int, int]]:
         """Start a new journal file, unless a failed fold still needs the other; returns the blocks freed so far."""
@@ -256,14 +262,15 @@ class SqliteBackend:
             self._folding, self._unfolded = self._unfolded, set()
         return self._data.drain()
 
-    def _fold(self, runs: list[tuple[int, int]]) -> None:
+    def _fold(self, runs: list[tuple[int, int]], then: Callable[[sqlite3.Connection], T] | None = None) -> T | None:
         self._fdatasync()
         # First, so that a full disk has room for the database's own log.
         self._data.punch(runs)
         db = database.connect_again(self._dir)
         try:
-            database.fold(db, self._batch, self._batch_seq)
+            result = database.fold(db, self._batch, self._batch_seq, then)
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return result
         finally:
             db.close()
 
@@ -274,6 +281,85 @@ class SqliteBackend:
         if not self._pending:
             self._xattrs.clear()
         self._fill_ballast()
+
+    def fold_now(self) -> None:
+        """Fold all there is, on the loop, by who holds ``busy`` and is about to read the database. Raises OSError."""
+        try:
+            while self._pending or self._batch:
+                runs = self._turn()
+                self._fold(runs)
+                self._folded()
+                self._data.release(runs)
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: sqlite3.Error) -> OSError:
+        self._not_folded(error)
+        full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        return fail(errno.ENOSPC if full else errno.EIO)
+
+    # -- checkpoints
+
+    async def checkpoint(self, name: str, label: str, cause: str, time_ns: int) -> Checkpoint:
+        """Hold the volume as it is at this call. Raises OSError (ENOSPC, EIO, EROFS)."""
+        if self._bad is not None:
+            raise fail(errno.EROFS)
+        async with self.busy:
+            while self._batch:
+                self.fold_now()
+            runs = self._turn()
+            data = self._data
+            made = Checkpoint(data.epoch, name, label, cause, time_ns)
+            # From here on a change goes to new blocks, also while the thread still writes the checkpoint's row.
+            data.frozen, data.epoch = data.epoch, data.epoch + 1
+
+            def insert(db: sqlite3.Connection) -> None:
+                db.execute("INSERT INTO checkpoint VALUES (?,?,?,?,?)", made)
+
+            try:
+                await trio.to_thread.run_sync(self._fold, runs, insert)
+            except sqlite3.Error as error:
+                raise self._refused(error) from error
+            finally:
+                self._data.release(runs)
+            self._folded()
+            return made
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Oldest first."""
+        return history.checkpoints(self._db)
+
+    async def drop_checkpoint(self, epoch: int) -> None:
+        """Forget one and free what only it needed. Raises OSError."""
+        async with self.busy:
+            while self._batch:
+                self.fold_now()
+            runs = self._turn()
+            data = self._data
+            # Blocks that only this checkpoint would hold may be freed by changes that come while the thread works.
+            data.frozen = max((c.epoch for c in self.checkpoints() if c.epoch != epoch), default=0)
+            try:
+                freed = await trio.to_thread.run_sync(self._fold, runs, lambda db: history.drop(db, epoch))
+            except sqlite3.Error as error:
+                raise self._refused(error) from error
+            finally:
+                data.release(runs)
+            self._folded()
+            if freed:
+                await trio.to_thread.run_sync(data.punch, freed)
+                data.release(freed)
+
+    def past(self, epoch: int) -> Past:
+        """The volume as it was at a checkpoint (NOW: as of the last fold), read on the loop."""
+        return Past(self._db, epoch)
+
+    def touched(self, since: int, until: int) -> Touched:
+        """What may differ between two checkpoints; folded first by the caller when ``until`` is NOW."""
+        return history.touched(self._db, since, until)
+
+    def read_extents(self, extents: Sequence[Extent], offset: int, length: int) -> bytes:
+        """Bytes by a map of the past; the caller clips to the size."""
+        return self._data.read_map(FileMap(list(extents)), offset, length)
 
     def _not_folded(self, error: sqlite3.Error) -> None:
         """The journal keeps every record, so nothing is lost; but unless space is all it wants, no more may come."""

@@ -6,6 +6,7 @@ Numbers are nodes of one volume, never inos.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -85,4 +86,11 @@ class Reserve(NamedTuple):
     end: int
 
 
-Change = Put | Target | Drop | Dentry | NoDentry | Xattr | Write | Zero | Reserve
+class Content(NamedTuple):
+    """The bytes of ``node`` are those that the backend's ``extents`` hold; from a checkpoint, never made by a plan."""
+
+    node: int
+    extents: Sequence[tuple[int, int, int, int]]
+
+
+Change = Put | Target | Drop | Dentry | NoDentry | Xattr | Write | Zero | Reserve | Content

@@ -50,6 +50,14 @@ class Handles:
         """None for 0 and for a number no longer open."""
         return self._open.get(fh)
 
+    def writers(self) -> dict[int, bool]:
+        """The nodes that are open: True where a handle may write."""
+        found: dict[int, bool] = {}
+        for handle in self._open.values():
+            writes = handle.flags & os.O_ACCMODE != os.O_RDONLY
+            found[handle.node.id] = found.get(handle.node.id, False) or writes
+        return found
+
     def remove(self, fh: int) -> Node:
         """Unpin and forget; returns the node. Raises EBADF."""
         handle = self._open.pop(fh, None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Target, Write, Xattr, Zero
+from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Target, Write, Xattr, Zero
 
 ATTR = 1
 """Attributes were handed out."""
@@ -120,7 +120,7 @@ class Known:
             kind = type(change)
             if kind is Put or kind is Xattr:
                 inodes.setdefault(base | change.node, True)
-            elif kind is Write or kind is Zero or kind is Target:
+            elif kind is Write or kind is Zero or kind is Content or kind is Target:
                 inodes[base | change.node] = False
             elif isinstance(change, Dentry):
                 parent = base | change.parent

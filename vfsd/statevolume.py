@@ -1,0 +1,82 @@
+"""A state volume: a tree volume that keeps checkpoints and can be what it was at one.
+
+Owns what a restore does to the tree in memory. Must not know who asks for checkpoints, their names or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vfsd.backends.base import Stored
+from vfsd.backends.history import NOW, Past
+from vfsd.backends.sqlite import SqliteBackend
+from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put
+from vfsd.core.types import Caller
+from vfsd.feed import Feed
+from vfsd.rewind import Rewind
+from vfsd.volume import TreeVolume
+
+
+class StateVolume(TreeVolume):
+    """A route of kind state; the arguments are TreeVolume's."""
+
+    def __init__(
+        self,
+        base: int,
+        backend: SqliteBackend,
+        feed: Feed,
+        clock: Callable[[], int],
+        *,
+        owner: tuple[int, int] = (0, 0),
+        read_only: bool = False,
+    ) -> None:
+        super().__init__(base, backend, feed, clock, owner=owner, read_only=read_only)
+        self.store = backend
+
+    async def restore(self, epoch: int, caller: Caller) -> int:
+        """Make the volume what it was at a checkpoint, in one commit; returns the number of changes.
+
+        EBUSY when a file that would change is open for writing, ENOSPC, EIO; then nothing changed.
+        """
+        store = self.store
+        async with store.busy:
+            # Nothing waits from here to the commit: the plan must be of the moment it is committed at.
+            store.fold_now()
+            now = store.past(NOW)
+            rewind = Rewind(
+                store.past(epoch),
+                now,
+                self._handles.writers(),
+                self._is_pinned,
+                self.tree.next_node,
+                self._clock(),
+                store.read_extents,
+            )
+            changes = rewind.changes(store.touched(epoch, NOW))
+            if changes:
+                self._bring_in(changes, now)
+                self._commit(caller, "restore", changes)
+        return len(changes)
+
+    def _is_pinned(self, node: int) -> bool:
+        found = self.tree.nodes.get(node)
+        return found is not None and found.pins > 0
+
+    def _bring_in(self, changes: Sequence[Change], now: Past) -> None:
+        """Have in memory what the changes alter: whatever is not folded must be."""
+        nodes = self.tree.nodes
+        made = {c.node for c in changes if type(c) is Put}
+        for c in changes:
+            if isinstance(c, (Put, Drop, Dentry)):
+                self._insert_stored(now.node(c.node) if c.node not in nodes else None)
+        for c in changes:
+            if isinstance(c, (Dentry, NoDentry)):
+                if c.parent not in nodes and c.parent not in made:
+                    self._insert_stored(now.node(c.parent))
+                parent = nodes.get(c.parent)
+                if parent is not None and parent.children is None:
+                    self._load(parent)
+
+    def _insert_stored(self, stored: Stored | None) -> None:
+        if stored is not None:
+            self._insert(stored)
