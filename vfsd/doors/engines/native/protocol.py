@@ -274,7 +274,9 @@ def setattr_in(body: memoryview, clock: Callable[[], int]) -> tuple[SetAttr, int
         atime_ns,
         mtime_ns,
         ctime * _NS + ctime_n if valid & FATTR_CTIME else None,
-        bool(valid & FATTR_KILL_SUIDGID),
+        # A request to change nothing is chown(-1, -1), or a write about to drop setuid and setgid: with
+        # HANDLE_KILLPRIV_V2 fuse_setattr leaves both to us and says no more (6.18).
+        bool(valid & FATTR_KILL_SUIDGID) or not valid & ~(FATTR_FH | FATTR_LOCKOWNER),
     )
     return change, fh if valid & FATTR_FH else None
 
