@@ -16,32 +16,47 @@ MAX_KEPT = 1 << 30
 _BUFFER = 1 << 18
 """Bytes gathered for one write to the tree."""
 
+TAIL = 2000
+"""Bytes of the end kept in memory (as many as Deep Agents' capture previews)."""
+
 
 class Output:
     """One command's output: at most ``limit`` bytes of it in the text, and all in the file ``path`` if that is less.
 
-    ``kept``: the file was made. ``problem``: why it does not hold everything, or "".
+    ``kept``: the file was made. ``problem``: why it does not hold everything, or "". ``size`` bytes and ``lines`` line
+    endings came in all. The file gets ``cap`` bytes at most.
     """
 
-    def __init__(self, limit: int, path: str) -> None:
+    def __init__(self, limit: int, path: str, cap: int | None = None) -> None:
         self.kept = False
         self.problem = ""
-        self._limit, self._path = limit, path
+        self.size = self.lines = 0
+        self._limit, self._path, self._cap = limit, path, MAX_KEPT if cap is None else cap
         self._head = bytearray()
-        self._total = 0
+        self._tail = b""
         self._file: BinaryIO | None = None
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes printed."""
-        if self._total <= self._limit < self._total + len(data):
+        if self.size <= self._limit < self.size + len(data):
             self._begin()
-        self._total += len(data)
         self._write(data)
+        self.size += len(data)
+        self.lines += data.count(b"\n")
         self._head += data[: self._limit - len(self._head)]
+        self._tail = data[-TAIL:] if len(data) >= TAIL else (self._tail + data)[-TAIL:]
+
+    @property
+    def tail(self) -> str:
+        """The last TAIL bytes, without what is left of a character that they begin in."""
+        start = 0
+        while start < min(3, len(self._tail)) and self._tail[start] & 0xC0 == 0x80:  # RFC 3629: at most 3 such bytes
+            start += 1
+        return self._tail[start:].decode(errors="replace")
 
     def finish(self) -> tuple[str, bool]:
         """The text, cut between characters, and whether it is less than was printed. Closes the file."""
-        whole = self._total <= self._limit
+        whole = self.size <= self._limit
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head), whole)
         encoded = text.encode()
         if len(encoded) > self._limit:  # a replacement character is longer than the byte it stands for
@@ -69,18 +84,22 @@ class Output:
             self._failed(error)
         else:
             self.kept = True
+            size, self.size = self.size, 0
             self._write(bytes(self._head))
+            self.size = size
 
     def _write(self, data: bytes) -> None:
+        """Put ``data``, which follows ``size`` bytes, into the file if there is one."""
         if self._file is None:
             return
+        room = self._cap - self.size
         try:
-            self._file.write(data)
+            self._file.write(data[:room])
         except OSError as error:
             self._failed(error)
             self.close()
-        if self._total > MAX_KEPT:
-            self.problem = f"only its first {MAX_KEPT >> 20} MiB were kept"
+        if len(data) > room:
+            self.problem = f"only its first {self._cap >> 20} MiB were kept"
             self.close()
 
     def _failed(self, error: OSError) -> None:

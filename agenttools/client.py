@@ -202,6 +202,13 @@ class Client:
             self._async[loop] = link
             return link
 
+    async def ahello(self) -> wire.Message:
+        """``hello`` for the event loop that runs."""
+        if self._hello is None:
+            await self.acall("hello", **self._hello_request())
+        assert self._hello is not None
+        return self._hello
+
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:

@@ -39,7 +39,8 @@ class ExecuteResult:
     ``output``: stdout and stderr in the order written, UTF-8 with replacement characters for what is not, at most
     ``max_output`` bytes. ``exit_code``: 0 to 255; 128+N when signal N ended it, as a shell says it; TIMED_OUT when
     ``timed_out``. ``truncated``: there was more; all of it is in ``output_file`` (a tree path) unless that is None.
-    ``notices``: sentences on what cannot be seen from the output. ``duration`` in seconds.
+    ``notices``: sentences on what cannot be seen from the output. ``duration`` in seconds. ``size`` bytes and ``lines``
+    line endings were printed in all; ``tail`` is the end of it, empty unless ``truncated``.
     """
 
     output: str
@@ -50,6 +51,9 @@ class ExecuteResult:
     timed_out: bool = False
     duration: float = 0.0
     notices: tuple[str, ...] = ()
+    size: int = 0
+    lines: int = 0
+    tail: str = ""
 
 
 class Cancelled(Exception):
@@ -202,6 +206,9 @@ def run(
         timed_out=not ended,
         duration=time.monotonic() - started,
         notices=tuple(notices),
+        size=output.size,
+        lines=output.lines,
+        tail=output.tail if truncated else "",
     )
 
 

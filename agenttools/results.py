@@ -224,6 +224,9 @@ class ExecuteResult:
     timed_out: bool = False
     duration: float = 0.0
     notices: tuple[str, ...] = ()
+    size: int = 0
+    lines: int = 0
+    tail: str = ""
     error: str | None = None
 
     @property

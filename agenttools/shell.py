@@ -80,6 +80,8 @@ def execute(
     env: Mapping[str, str] | None = None,
     call_id: str | None = None,
     max_output: int = MAX_OUTPUT,
+    output_file: str | None = None,
+    max_file: int | None = None,
     mountpoint: str | None = None,
     cancellation: Cancellation | None = None,
 ) -> ExecuteResult:
@@ -87,8 +89,9 @@ def execute(
 
     ``timeout`` in seconds, None for DEFAULT_TIMEOUT, 0 for none. ``view`` auto: root where it can be had, else mount.
     ``cwd``: a tree path. ``env`` is added to the few variables that pass (``views.PASSED``). ``call_id`` names the file
-    that keeps an output of more than ``max_output`` bytes. ``mountpoint``: where the tree is mounted as the caller sees
-    it, if not where the daemon says.
+    that keeps an output of more than ``max_output`` bytes, unless ``output_file``, a tree path, does; it gets at most
+    ``max_file`` bytes (None: 1 GiB). ``mountpoint``: where the tree is mounted as the caller sees it, if not where the
+    daemon says.
 
     Raises ValueError for a timeout below 0, an unknown view, a command that holds NUL or is longer than MAX_COMMAND;
     ViewUnavailable (an OSError) when the view cannot be had or the tree is not mounted here; FileNotFoundError,
@@ -105,10 +108,9 @@ def execute(
     call = secrets.token_hex(8)
 
     def run(launch: Launch) -> ExecuteResult:
-        name = f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}"
-        return run_command(
-            launch, command, call, limit, Output(max_output, launch.mountpoint + name), name, cancellation
-        )
+        name = absolute(output_file or f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}")
+        output = Output(max_output, launch.mountpoint + name, max_file)
+        return run_command(launch, command, call, limit, output, name, cancellation)
 
     return _in_view(client, view, cwd, env or {}, call, mountpoint, run)
 

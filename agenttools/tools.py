@@ -1,7 +1,11 @@
 """The eight tools as plain functions over a client: each makes its requests and returns a typed result.
 
+    with Client() as client:
+        tools.read(client, "/plan.md").content          # and in asyncio or trio: await tools.aread(client, "/plan.md")
+
 Owns what a tool does and says. Must not know sockets, vfsd or any agent framework. No function raises for what the
-tree, the daemon or the arguments' values do: the result's ``error`` says it.
+tree, the daemon or the arguments' values do: the result's ``error`` says it. Each tool is written once, as ``steps``,
+and has two names: ``ls`` waits, ``await als`` is for asyncio and trio.
 
 Paths: ``/x``, ``x`` and ``MOUNTPOINT/x`` are the same file; a ``..`` component is refused. Results name a file as the
 caller did, whole.
@@ -14,7 +18,7 @@ import errno
 import stat
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import xxhash
 
@@ -31,6 +35,7 @@ from agenttools.results import (
     ReadResult,
     WriteResult,
 )
+from agenttools.steps import FAILURES, HELLO, Steps, both
 from agenttools.text import (
     EMPTY_OLD,
     MAX_BINARY_BYTES,
@@ -42,7 +47,7 @@ from agenttools.text import (
     replace,
     window,
 )
-from agenttools.wire import MAX_PIECE, PIECE, WireError
+from agenttools.wire import MAX_PIECE, PIECE
 
 READ_LIMIT = 100
 """Lines a read returns when nothing is said."""
@@ -55,16 +60,6 @@ MAX_COUNTED = 64 << 20
 
 EDIT_TRIES = 100
 """How often an edit starts over because the file changed under it. Each time another writer got on."""
-
-_FAILURES = (OSError, WireError)
-
-
-class Client(Protocol):
-    """What the tools need of ``agenttools.client.Client``."""
-
-    @property
-    def hello(self) -> dict[str, Any]: ...
-    def call(self, op: str, /, **params: Any) -> dict[str, Any]: ...
 
 
 class BadPath(ValueError):
@@ -96,8 +91,9 @@ def tree_path(path: str, mountpoint: bytes = b"") -> tuple[bytes, bytes]:
     return whole, b""
 
 
-def _locate(client: Client, path: str) -> tuple[bytes, bytes]:
-    return tree_path(path, client.hello.get("mountpoint") or b"")
+def locate(path: str) -> Steps[tuple[bytes, bytes]]:
+    """``tree_path`` of ``path`` for the daemon's mountpoint."""
+    return tree_path(path, (yield HELLO).get("mountpoint") or b"")
 
 
 def _shown(path: bytes) -> str:
@@ -113,7 +109,7 @@ _CODES = {
 }
 
 
-def _why(exc: Exception, **codes: str) -> str:
+def why(exc: Exception, **codes: str) -> str:
     """A code callers know (Deep Agents' literals) or the system's words; ``codes`` by errno name come first."""
     if isinstance(exc, OSError) and exc.errno is not None and not isinstance(exc, ConnectionError):
         name = errno.errorcode.get(exc.errno, "")
@@ -125,20 +121,20 @@ def _tags(tool: str, call_id: str | None) -> dict[str, str]:
     return {"tool": tool} if call_id is None else {"tool": tool, "call_id": call_id}
 
 
-def ls(client: Client, path: str = "/", *, slash: bool = False) -> LsResult:
+def _ls(path: str = "/", *, slash: bool = False) -> Steps[LsResult]:
     """The files and directories in directory ``path``; with ``slash`` the paths of directories end with one."""
     try:
-        tree, prefix = _locate(client, path)
+        tree, prefix = yield from locate(path)
         top = _shown(prefix + (b"" if tree == b"/" else tree)) + "/"
-        reply = client.call("list", path=tree)
+        reply = yield "list", {"path": tree}
         listed = reply["entries"]
         while reply.get("more"):
-            reply = client.call("list", path=tree, **{"continue": reply["continue"]})
+            reply = yield "list", {"path": tree, "continue": reply["continue"]}
             listed += reply["entries"]
     except BadPath as exc:
         return LsResult(error=str(exc))
-    except _FAILURES as exc:
-        return LsResult(error=f"Path '{path}': {_why(exc, ENOENT='path_not_found', ENOTDIR='not_a_directory')}")
+    except FAILURES as exc:
+        return LsResult(error=f"Path '{path}': {why(exc, ENOENT='path_not_found', ENOTDIR='not_a_directory')}")
     entries = []
     for name, mode, size, mtime_ns in listed:
         full = top + name.decode("utf-8", "surrogateescape")
@@ -150,19 +146,27 @@ def ls(client: Client, path: str = "/", *, slash: bool = False) -> LsResult:
     return LsResult(entries)
 
 
-def read(client: Client, path: str, offset: int = 0, limit: int = READ_LIMIT) -> ReadResult:
-    """At most ``limit`` lines of a text file after the first ``offset``; a binary file whole, in base64."""
+ls, als = both(_ls)
+
+
+def _read(path: str, offset: int = 0, limit: int = READ_LIMIT, *, binary: bool = False) -> Steps[ReadResult]:
+    """At most ``limit`` lines of a text file after the first ``offset``; a binary file whole, in base64.
+
+    ``binary``: take any file that is not empty for a binary one, whatever is in it.
+    """
     try:
-        tree, _ = _locate(client, path)
-        reply = client.call("read", path=tree, offset=0, length=PIECE)
+        tree, _ = yield from locate(path)
+        reply = yield "read", {"path": tree, "offset": 0, "length": PIECE}
         data, size = reply["data"], reply["size"]
         if not stat.S_ISREG(reply["mode"]):
             return ReadResult(path, error=f"File '{path}': not_a_file")
         try:
+            if binary and size > 0:
+                raise NotText
             if size <= len(data):
                 view = window(data, offset, limit)
             else:
-                view = _page(client, tree, data, size, offset, limit)
+                view = yield from _page(tree, data, size, offset, limit)
         except NotText:
             if size > MAX_BINARY_BYTES:
                 limit_text = f"Binary file exceeds maximum preview size of {MAX_BINARY_BYTES} bytes"
@@ -170,8 +174,8 @@ def read(client: Client, path: str, offset: int = 0, limit: int = READ_LIMIT) ->
             return ReadResult(path, base64.b64encode(data).decode(), "base64", size)
     except BadPath as exc:
         return ReadResult(path, error=str(exc))
-    except _FAILURES as exc:
-        return ReadResult(path, error=f"File '{path}': {_why(exc, EISDIR='not_a_file')}")
+    except FAILURES as exc:
+        return ReadResult(path, error=f"File '{path}': {why(exc, EISDIR='not_a_file')}")
     if view.past_end:
         sentence = past_end_sentence(offset, view.total_lines or 0)
         return ReadResult(path, size=size, error=f"File '{path}': {sentence}")
@@ -183,7 +187,10 @@ def read(client: Client, path: str, offset: int = 0, limit: int = READ_LIMIT) ->
     return ReadResult(path, content, "utf-8", size, start, end, total, onward, cut, nothing, notice)
 
 
-def _page(client: Client, tree: bytes, data: bytes, size: int, offset: int, limit: int) -> Window:
+read, aread = both(_read)
+
+
+def _page(tree: bytes, data: bytes, size: int, offset: int, limit: int) -> Steps[Window]:
     """The window of a file that comes in pieces, of which ``data`` is the first."""
     pager = Pager(offset, limit)
     at = 0
@@ -192,36 +199,38 @@ def _page(client: Client, tree: bytes, data: bytes, size: int, offset: int, limi
         at += len(data)
         if pager.full and size > MAX_COUNTED:
             return pager.finish(complete=False)
-        data = client.call("read", path=tree, offset=at, length=PIECE)["data"]
+        data = (yield "read", {"path": tree, "offset": at, "length": PIECE})["data"]
     return pager.finish()
 
 
-def write(client: Client, path: str, content: str | bytes, *, call_id: str | None = None) -> WriteResult:
+def _write(path: str, content: str | bytes, *, call_id: str | None = None) -> Steps[WriteResult]:
     """Make or overwrite the file at ``path`` with exactly ``content``; missing directories are made."""
     try:
         data = content.encode() if isinstance(content, str) else content
-        tree, _ = _locate(client, path)
-        reply = client.call("write", path=tree, data=data, **_tags("write", call_id))
+        tree, _ = yield from locate(path)
+        reply = yield "write", {"path": tree, "data": data, **_tags("write", call_id)}
     except UnicodeEncodeError as exc:
-        why = f"content is not valid Unicode text (character {exc.start})"
-        return WriteResult(path, error=f"Failed to write file '{path}': {why}")
+        reason = f"content is not valid Unicode text (character {exc.start})"
+        return WriteResult(path, error=f"Failed to write file '{path}': {reason}")
     except BadPath as exc:
         return WriteResult(path, error=f"Error: {exc}")
-    except _FAILURES as exc:
-        why = _why(exc, EISDIR="is_directory", ENOTDIR="invalid_path")
-        return WriteResult(path, error=f"Failed to write file '{path}': {why}")
+    except FAILURES as exc:
+        reason = why(exc, EISDIR="is_directory", ENOTDIR="invalid_path")
+        return WriteResult(path, error=f"Failed to write file '{path}': {reason}")
     return WriteResult(path, reply["created"], len(data))
 
 
-def edit(
-    client: Client,
+write, awrite = both(_write)
+
+
+def _edit(
     path: str,
     old_string: str,
     new_string: str,
     replace_all: bool = False,
     *,
     call_id: str | None = None,
-) -> EditResult:
+) -> Steps[EditResult]:
     """Replace the text ``old_string``, which must be there once unless ``replace_all``, with ``new_string``.
 
     What others write at the same time is never lost: then the edit starts over from what they wrote.
@@ -229,25 +238,20 @@ def edit(
     if not old_string:
         return EditResult(path, error=EMPTY_OLD)
     try:
-        tree, _ = _locate(client, path)
+        tree, _ = yield from locate(path)
         for _ in range(EDIT_TRIES):
-            reply = client.call("read", path=tree, offset=0, length=PIECE)
+            reply = yield "read", {"path": tree, "offset": 0, "length": PIECE}
             if not stat.S_ISREG(reply["mode"]):
                 return EditResult(path, error=f"Error: '{path}' is not a regular file")
             data = reply["data"]
             if reply["size"] > len(data):
-                data = _whole(client, tree, data)
+                data = yield from rest_of(tree, data)
             changed, count = replace(data, old_string, new_string, replace_all)
             if changed == data:
                 return EditResult(path, count)
             try:
-                client.call(
-                    "write",
-                    path=tree,
-                    data=changed,
-                    expect=xxhash.xxh3_64_intdigest(data),
-                    **_tags("edit", call_id),
-                )
+                expect = xxhash.xxh3_64_intdigest(data)
+                yield "write", {"path": tree, "data": changed, "expect": expect, **_tags("edit", call_id)}
             except OSError as exc:
                 if exc.errno != errno.ESTALE:
                     raise
@@ -259,17 +263,20 @@ def edit(
         return EditResult(path, error=str(exc))
     except NotText:
         return EditResult(path, error=f"Error: File '{path}' is not a text file")
-    except _FAILURES as exc:
+    except FAILURES as exc:
         return EditResult(path, error=_edit_failure(path, exc))
     return EditResult(path, error=f"Error: File '{path}' kept changing while it was edited; read it and try again.")
 
 
-def _whole(client: Client, tree: bytes, data: bytes) -> bytes:
+edit, aedit = both(_edit)
+
+
+def rest_of(tree: bytes, data: bytes) -> Steps[bytes]:
     """All of a file of which ``data`` is the beginning. A change meanwhile shows when it is written back."""
     parts = [data]
     at = len(data)
     while data:
-        data = client.call("read", path=tree, offset=at, length=MAX_PIECE)["data"]
+        data = (yield "read", {"path": tree, "offset": at, "length": MAX_PIECE})["data"]
         parts.append(data)
         at += len(data)
     return b"".join(parts)
@@ -283,34 +290,37 @@ def _edit_failure(path: str, exc: Exception) -> str:
         return f"Error: Permission denied editing file '{path}'"
     if number == errno.EISDIR:
         return f"Error: '{path}' is not a regular file"
-    return f"Error editing file '{path}': {_why(exc)}"
+    return f"Error editing file '{path}': {why(exc)}"
 
 
-def delete(client: Client, path: str, *, call_id: str | None = None) -> DeleteResult:
+def _delete(path: str, *, call_id: str | None = None) -> Steps[DeleteResult]:
     """Remove a file, a link (not its target), or a directory with all that is in it."""
     try:
-        tree, _ = _locate(client, path)
-        client.call("delete", path=tree, **_tags("delete", call_id))
+        tree, _ = yield from locate(path)
+        yield "delete", {"path": tree, **_tags("delete", call_id)}
     except BadPath as exc:
         return DeleteResult(path, error=f"Error: {exc}")
-    except _FAILURES as exc:
+    except FAILURES as exc:
         if isinstance(exc, FileNotFoundError | NotADirectoryError):
             return DeleteResult(path, error=f"Error: '{path}' not found")
-        return DeleteResult(path, error=f"Error deleting file '{path}': {_why(exc)}")
+        return DeleteResult(path, error=f"Error deleting file '{path}': {why(exc)}")
     return DeleteResult(path)
 
 
-def glob(client: Client, pattern: str, path: str = "/") -> GlobResult:
+delete, adelete = both(_delete)
+
+
+def _glob(pattern: str, path: str = "/") -> Steps[GlobResult]:
     """The regular files below directory ``path`` that ``pattern`` matches."""
     try:
-        tree, prefix = _locate(client, path)
-        reply = client.call("glob", pattern=pattern, path=tree)
+        tree, prefix = yield from locate(path)
+        reply = yield "glob", {"pattern": pattern, "path": tree}
     except BadPath as exc:
         return GlobResult(error=str(exc))
-    except _FAILURES as exc:
+    except FAILURES as exc:
         if isinstance(exc, OSError) and exc.errno == errno.EINVAL:
             return GlobResult(error=exc.strerror)
-        return GlobResult(error=f"Path '{path}': {_why(exc, ENOENT='path_not_found', ENOTDIR='not_a_directory')}")
+        return GlobResult(error=f"Path '{path}': {why(exc, ENOENT='path_not_found', ENOTDIR='not_a_directory')}")
     top = _shown(prefix)
     matches = [
         Entry(top + found.decode("utf-8", "surrogateescape"), False, size, mtime_ns)
@@ -319,15 +329,17 @@ def glob(client: Client, pattern: str, path: str = "/") -> GlobResult:
     return GlobResult(matches, reply["truncated"], reply.get("reason"))
 
 
-def grep(
-    client: Client,
+glob, aglob = both(_glob)
+
+
+def _grep(
     pattern: str,
     path: str = "/",
     glob: str | None = None,
     *,
     max_count: int | None = MAX_MATCHES,
     output_mode: OutputMode = "files_with_matches",
-) -> GrepResult:
+) -> Steps[GrepResult]:
     """The lines that contain the text ``pattern`` in the text files at or below ``path``.
 
     ``glob`` narrows the files; at most ``max_count`` lines in all come back, None for no limit.
@@ -335,25 +347,28 @@ def grep(
     if max_count is not None and max_count < 1:
         return GrepResult(pattern, error="Error: max_count must be at least 1.")
     try:
-        tree, prefix = _locate(client, path)
+        tree, prefix = yield from locate(path)
         wanted: dict[str, Any] = {} if glob is None else {"glob": glob}
         if max_count is not None:
             wanted["max_count"] = max_count
-        reply = client.call("grep", pattern=pattern.encode(), path=tree, **wanted)
+        reply = yield "grep", {"pattern": pattern.encode(), "path": tree, **wanted}
     except UnicodeEncodeError as exc:
         return GrepResult(pattern, error=f"Error: pattern is not valid Unicode text (character {exc.start}).")
     except BadPath as exc:
         return GrepResult(pattern, error=f"Error: {exc}")
-    except _FAILURES as exc:
+    except FAILURES as exc:
         if isinstance(exc, FileNotFoundError | NotADirectoryError):
             return GrepResult(pattern, [], output_mode=output_mode)
         if isinstance(exc, OSError) and exc.errno == errno.EINVAL:
             return GrepResult(pattern, error=exc.strerror)
-        return GrepResult(pattern, error=f"Error searching '{path}': {_why(exc)}")
+        return GrepResult(pattern, error=f"Error searching '{path}': {why(exc)}")
     matches = [
         Match(_shown(prefix + found), line, text.decode(errors="replace")) for found, line, text in reply["matches"]
     ]
     return GrepResult(pattern, matches, reply["truncated"], output_mode)
+
+
+grep, agrep = both(_grep)
 
 
 def execute(
@@ -365,18 +380,51 @@ def execute(
     cwd: str = "/",
     env: Mapping[str, str] | None = None,
     call_id: str | None = None,
+    **options: Any,
 ) -> ExecuteResult:
-    """Run one shell command in the tree; ``timeout`` in seconds, None for the default, 0 for none."""
+    """Run one shell command in the tree; ``timeout`` in seconds, None for the default, 0 for none.
+
+    ``options``: more of ``agenttools.shell.execute``.
+    """
     from agenttools import shell  # most clients never run a command; it would double what an import takes
 
     try:
-        ran = shell.execute(client, command, timeout=timeout, view=view, cwd=cwd, env=env, call_id=call_id)
-    except ValueError as exc:
-        return ExecuteResult(error=f"Error: Invalid parameter. {exc}")
-    except _FAILURES as exc:
-        return ExecuteResult(
-            error=f"Error executing command: {exc.strerror or exc if isinstance(exc, OSError) else exc}"
+        ran = shell.execute(client, command, timeout=timeout, view=view, cwd=cwd, env=env, call_id=call_id, **options)
+    except (ValueError, *FAILURES) as exc:
+        return _not_executed(exc)
+    return _executed(ran)
+
+
+async def aexecute(
+    client: Any,
+    command: str,
+    timeout: float | None = None,
+    *,
+    view: Literal["auto", "root", "mount"] = "auto",
+    cwd: str = "/",
+    env: Mapping[str, str] | None = None,
+    call_id: str | None = None,
+    **options: Any,
+) -> ExecuteResult:
+    """``execute`` for asyncio and trio. Cancelling it ends what the command started."""
+    from agenttools import shell
+
+    try:
+        ran = await shell.aexecute(
+            client, command, timeout=timeout, view=view, cwd=cwd, env=env, call_id=call_id, **options
         )
+    except (ValueError, *FAILURES) as exc:
+        return _not_executed(exc)
+    return _executed(ran)
+
+
+def _not_executed(exc: Exception) -> ExecuteResult:
+    if isinstance(exc, ValueError):
+        return ExecuteResult(error=f"Error: Invalid parameter. {exc}")
+    return ExecuteResult(error=f"Error executing command: {exc.strerror or exc if isinstance(exc, OSError) else exc}")
+
+
+def _executed(ran: Any) -> ExecuteResult:
     return ExecuteResult(
         ran.output,
         ran.exit_code,
@@ -386,4 +434,7 @@ def execute(
         ran.timed_out,
         ran.duration,
         ran.notices,
+        ran.size,
+        ran.lines,
+        ran.tail,
     )
