@@ -263,16 +263,26 @@ class SqliteBackend:
         return self._data.drain()
 
     def _fold(self, runs: list[tuple[int, int]], then: Callable[[sqlite3.Connection], T] | None = None) -> T | None:
-        self._fdatasync()
-        # First, so that a full disk has room for the database's own log.
-        self._data.punch(runs)
+        """The batch into the database, durably, ``then`` in the same transaction; ``runs`` go back to the host."""
+        # Data first (as ext4's data=ordered), so that no row outlives power loss without the bytes it names.
+        os.fdatasync(self._data.fd)
         db = database.connect_again(self._dir)
         try:
-            result = database.fold(db, self._batch, self._batch_seq, then)
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            return result
+            try:
+                result = database.fold(db, self._batch, self._batch_seq, then)
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+                    raise
+                # What has been freed is room for the database's own log, once the journal can't lose its freeing.
+                self._journal.sync()
+                self._data.punch(runs)
+                result = database.fold(db, self._batch, self._batch_seq, then)
+            if then is None:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
             db.close()
+        self._data.punch(runs)
+        return result
 
     def _folded(self) -> None:
         self._journal.clear_folded()
