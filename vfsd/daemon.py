@@ -35,6 +35,9 @@ from vfsd.volume import TreeVolume
 
 log = logging.getLogger("vfsd")
 
+GRACE_SECONDS = 2.0
+"""Between the unmount and the end for who still uses the tree from another mount namespace."""
+
 MAINTAIN_SECONDS = 5.0
 """Between two rounds of maintenance; a volume that did not change since has nothing to do."""
 
@@ -64,6 +67,7 @@ class Daemon:
                 # From here on files are made for callers, whose umask the kernel has applied to the modes it sends.
                 os.umask(0)
                 trio.run(self._serve, vfs, ready)
+                vfs.tidy()
             finally:
                 for volume in reversed(table.volumes):
                     volume.close()
@@ -203,6 +207,9 @@ class Daemon:
         await self._leave.wait()
         try:
             await self._engine.close()
+            # What a command left running in a namespace of its own keeps the file system alive without the mount.
+            await trio.sleep(GRACE_SECONDS)
+            self._serving.cancel()
         except OSError as exc:
             users = await trio.to_thread.run_sync(mounts.holders, self.mountpoint)
             log.warning("%s; cutting off %s", exc.strerror, ", ".join(f"pid {u.pid} ({u.comm})" for u in users))

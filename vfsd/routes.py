@@ -39,6 +39,7 @@ class RouteTable:
         self.routes: list[Route] = []
         self.overlays: dict[int, dict[bytes, Overlay]] = {}
         self.mounted_at: dict[int, tuple[int, bytes]] = {}
+        self.hidden: dict[int, set[bytes]] = {}
 
     def next_base(self) -> int:
         """The base the next volume must have."""
@@ -54,6 +55,21 @@ class RouteTable:
         self.volumes[parent >> NODE_BITS].remember(parent)
         self.overlays.setdefault(parent, {})[name] = Overlay(ino, hidden, weak)
         self.mounted_at.setdefault(ino, (parent, name))
+
+    def hide(self, parent: int, name: bytes) -> None:
+        """Leave directory ``name`` out of listings of ``parent`` until it holds something that is listed."""
+        self.volumes[parent >> NODE_BITS].remember(parent)
+        self.hidden.setdefault(parent, set()).add(name)
+
+    def hides(self, parent: int, name: bytes, ino: int) -> bool:
+        """True while entry ``name`` of ``parent``, which leads to ``ino``, is left out of listings."""
+        if name not in self.hidden.get(parent, ()):
+            return False
+        try:
+            below = self.volumes[ino >> NODE_BITS].children(ino)
+        except OSError:
+            return False
+        return all(self.hides(ino, n, attr.ino) for n, attr in below)
 
     def mount(self, route: Route) -> None:
         """Number the route's volume and lay its root over the tree; routes with shorter prefixes come first.

@@ -7,6 +7,7 @@ directories for what only the command's namespace has (``/proc``, the caller's t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ class SystemEntries:
     def add_stub(self, path: bytes) -> None:
         """Make ``path`` a hidden directory where the tree has nothing; what is there already stays as it is.
 
-        Raises OSError (ENOTDIR when a file is in the way).
+        In a route that keeps its own tree it is a real directory, which shows in listings as soon as somebody puts
+        something in it: a stub must take no name from the tree. A host directory is spared that: there the stub is laid
+        over it and stays read-only. Raises OSError (ENOTDIR when a file is in the way).
         """
         table, at = self._table, ROOT_NODE
         for name in (p for p in path.split(b"/") if p):
@@ -75,8 +78,22 @@ class SystemEntries:
             except FileNotFoundError:
                 at = laid.ino if laid is not None else self._stub(at, name)
 
+    def tidy(self) -> None:
+        """Remove the stubs that nobody has used; called when the mount is gone."""
+        for parent, names in reversed(self._table.hidden.items()):
+            volume = self._table.volumes[parent >> NODE_BITS]
+            for name in names:
+                with contextlib.suppress(OSError):
+                    volume.rmdir(parent, name, DAEMON)
+
     def _stub(self, parent: int, name: bytes) -> int:
-        stubs = self._stubs
+        stubs, table = self._stubs, self._table
+        volume = table.volumes[parent >> NODE_BITS]
+        if volume is not stubs and isinstance(volume, TreeVolume) and not volume.read_only:
+            owner = DAEMON._replace(uid=os.geteuid(), gid=os.getegid())
+            made = volume.mkdir(parent, name, 0o755, owner)
+            table.hide(parent, name)
+            return made.ino
         inside = parent >> NODE_BITS == stubs.base >> NODE_BITS
         stubs.read_only = False
         try:
@@ -86,7 +103,7 @@ class SystemEntries:
             ino = stubs.mkdir(stubs.root_ino, b"%d:%s" % (parent, name[:200]), 0o755, DAEMON).ino
         finally:
             stubs.read_only = True
-        self._table.overlay(parent, name, ino, hidden=True, weak=True)
+        table.overlay(parent, name, ino, hidden=True, weak=True)
         base = parent & ~NODE_MASK
         self._feed.publish(base, DAEMON, "stub", [Dentry(parent & NODE_MASK, name, ino & NODE_MASK)])
         return ino

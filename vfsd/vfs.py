@@ -173,16 +173,18 @@ class Vfs:
     async def readdir(self, ino: int, fh: int, offset: int, caller: Caller) -> Iterator[DirEntry]:
         """Entries after ``offset`` (3 is the first entry's), without ``.`` and ``..``."""
         over = self._overlays.get(ino)
-        if over is None:
+        if over is None and ino not in self.table.hidden:
             entries: Iterator[DirEntry] = await self._observe("readdir", caller, ino, fh, offset)
             return entries
         own = await self._observe("readdir", caller, ino, fh, offset) if offset < _OVERLAY_OFFSET else ()
-        return self._joined_entries(own, offset, over)
+        return self._joined_entries(ino, own, offset, over or {})
 
-    def _joined_entries(self, own: Iterable[DirEntry], offset: int, over: dict[bytes, Overlay]) -> Iterator[DirEntry]:
+    def _joined_entries(
+        self, ino: int, own: Iterable[DirEntry], offset: int, over: dict[bytes, Overlay]
+    ) -> Iterator[DirEntry]:
         for entry in own:
             laid = over.get(entry.name)
-            if laid is None or laid.weak:
+            if (laid is None or laid.weak) and not self.table.hides(ino, entry.name, entry.attr.ino):
                 yield entry._replace(attr=self._joined(entry.attr)) if entry.attr.ino in self._overlays else entry
         for i, (name, laid) in enumerate(list(over.items()), _OVERLAY_OFFSET + 1):
             if not laid.hidden and i > offset:
@@ -191,10 +193,12 @@ class Vfs:
     async def children(self, ino: int, caller: Caller) -> list[tuple[bytes, Attr]]:
         """All listed entries at once, unordered; ENOTDIR."""
         entries: list[tuple[bytes, Attr]] = await self._observe("children", caller, ino)
-        over = self._overlays.get(ino)
-        if over is None:
+        over = self._overlays.get(ino, {})
+        if not over and ino not in self.table.hidden:
             return entries
-        entries = [(n, a) for n, a in entries if n not in over or over[n].weak]
+        entries = [
+            (n, a) for n, a in entries if (n not in over or over[n].weak) and not self.table.hides(ino, n, a.ino)
+        ]
         return entries + [(n, self._root(laid)) for n, laid in over.items() if not laid.hidden]
 
     async def statfs(self, ino: int) -> StatFs:
@@ -248,7 +252,18 @@ class Vfs:
         """EBUSY for a route, ENOENT, ENOTDIR, ENOTEMPTY (also when routes are mounted below)."""
         self._refuse_overlaid(parent, name, errno.EBUSY)
         self._refuse_mount_below(parent, name, errno.ENOTEMPTY)
+        if self.table.hidden:
+            await self._drop_hidden(parent, name, caller)
         await self._mutate("rmdir", caller, parent, name, caller)
+
+    async def _drop_hidden(self, parent: int, name: bytes, caller: Caller) -> None:
+        """Remove the stubs in a directory that shows as empty and is to go."""
+        attr = self._child(parent, name)
+        if attr is None or attr.ino not in self.table.hidden or await self.children(attr.ino, caller):
+            return
+        for stub in self.table.hidden.pop(attr.ino):
+            if self._child(attr.ino, stub) is not None:
+                await self.rmdir(attr.ino, stub, caller)
 
     def _refuse_mount_below(self, parent: int, name: bytes, code: int) -> None:
         """A directory that a route is mounted in directly may not go."""
@@ -371,8 +386,16 @@ class Vfs:
 
     # -- housekeeping
 
+    def tidy(self) -> None:
+        """Remove what the mount needed for itself; called when it is gone."""
+        self._system.tidy()
+
+    def hides_in(self, ino: int) -> bool:
+        """True when listings of the directory leave out entries that may show later without a change of its own."""
+        return ino in self.table.hidden
+
     def add_stub(self, path: bytes) -> None:
-        """Make ``path`` a hidden, read-only directory where the tree has nothing, to bind a host directory on."""
+        """Make ``path`` a hidden directory where the tree has nothing, to bind a host directory on."""
         self._system.add_stub(path)
 
     def counters(self) -> dict[str, int]:

@@ -118,7 +118,6 @@ def test_many_at_once(mount: Mount) -> None:
     assert [result.output for result in results] == [f"{n}\n" for n in range(32)]
 
 
-@pytest.mark.xfail(strict=True, reason="a stub is read-only, also where the tree is to have a directory of that name")
 def test_a_new_directory_may_take_the_place_of_a_stub(mount: Mount) -> None:
     """The toolchain's stubs take no name from the tree: what is really made there is listed, and can be used."""
     top = Path(sys.prefix).parts[1]
@@ -155,7 +154,6 @@ def test_restart_of_the_daemon(mount: Mount) -> None:
     assert listed(mount) == before
 
 
-@pytest.mark.xfail(strict=True, reason="the daemon waits for the last mount namespace that has the tree")
 def test_a_background_child_does_not_hold_the_daemon(mount: Mount) -> None:
     assert mount.run("sleep 412 & echo $! > /pid").exit_code == 0
     pid = int(mount.client.call("read", path=b"/pid", offset=0, length=20)["data"])

@@ -266,7 +266,7 @@ class FuseDoor:
 
     async def opendir(self, ino: int, caller: Caller) -> Opened:
         fh = await self.vfs.opendir(ino, caller)
-        ours = self.ttl(ino) >= OURS_ALONE
+        ours = self.ttl(ino) >= OURS_ALONE and not self.vfs.hides_in(ino)
         return Opened(fh, ours, ours)
 
     async def readdir(self, ino: int, fh: int, offset: int, caller: Caller) -> Iterator[DirEntry]:
