@@ -35,7 +35,9 @@ if ! cmp -s requirements.lock .venv/requirements.lock || ! cmp -s pyproject.toml
     echo "setup: .venv from requirements.lock"
     [ -x .venv/bin/pip ] || "$PYTHON" -m venv .venv
     .venv/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
-    .venv/bin/pip install -q --disable-pip-version-check --no-deps -e .
+    # "compat" is a plain path entry: each start of a command is 40 ms quicker than with an import hook.
+    .venv/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation \
+        --config-settings editable_mode=compat -e .
     cp requirements.lock pyproject.toml .venv/
 fi
 if [ -n "${WITH_BWRAP:-}" ]; then

@@ -127,7 +127,9 @@ def other_users(config: Path = Path("/etc/fuse.conf")) -> Finding:
         lines = []
     if "user_allow_other" in lines:
         return Finding(what, f"allowed by {config}")
-    return Finding(what, "not allowed for ordinary users", f"echo user_allow_other | sudo tee -a {config}")
+    return Finding(
+        what, "--allow-other is not allowed for ordinary users", f"echo user_allow_other | sudo tee -a {config}"
+    )
 
 
 def sandbox() -> Finding:

@@ -6,6 +6,7 @@ serves.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import logging.handlers
@@ -105,6 +106,9 @@ def _become_daemon(config: Config, mountpoint: str, log: Path, pipe: int) -> Non
         os.dup2(null, 1)
         # What a dying interpreter or a C library prints belongs in the log too.
         os.dup2(stream, 2)
+        faulthandler.enable()
+        # For a daemon that hangs: kill -USR1 writes where each thread is.
+        faulthandler.register(signal.SIGUSR1)
         os.close(null)
         os.close(stream)
         reason = _serve(config, mountpoint, tell)
