@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agenttools import wire
-from agenttools.link import CHUNK, BaseLink, Waiter, advance
+from agenttools.link import BaseLink, Waiter, advance
 
 
 class AsyncLink(BaseLink):
@@ -35,7 +35,8 @@ class AsyncLink(BaseLink):
         if self.dead:
             raise self._broken(op, delivered=False)
         self._number = number = self._number + 1
-        waiter = Waiter(op)
+        waiter = Waiter()
+        waiter.op = op
         self._waiters[number] = waiter
         try:
             self._queue({"id": number, "op": op, **params})
@@ -102,11 +103,11 @@ class AsyncLink(BaseLink):
         """One recv and all the replies in it; False when there was nothing to receive."""
         decoder = self._decoder
         try:
-            data = self._sock.recv(max(CHUNK, decoder.missing))
-            if not data:
+            count = self._sock.recv_into(decoder.space())
+            if not count:
                 self._fail(None)
                 return False
-            decoder.receive(data)
+            decoder.received(count)
             while (message := decoder.next()) is not None:
                 waiter = self._taken(message)
                 if waiter is not None and waiter.wake is not None:

@@ -24,8 +24,7 @@ from typing import Any
 from agenttools import wire
 
 _HELLO = 1
-CHUNK = 65536
-"""Bytes to ask the kernel for when it is not known how many are to come: allocating more costs microseconds."""
+_SEND = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class VfsdUnavailable(ConnectionError):
@@ -46,17 +45,17 @@ class VfsdInterrupted(ConnectionError):
 
 
 class Waiter:
-    """One caller's place: filled with the reply, or with the end of the connection."""
+    """One caller's place: filled with the reply, or with the end of the connection.
 
-    __slots__ = ("end", "error", "op", "reply", "sent", "wake")
+    Defaults are the class's, which makes one cheap.
+    """
 
-    def __init__(self, op: str) -> None:
-        self.op = op
-        self.reply: wire.Message | None = None
-        self.error: OSError | None = None
-        self.sent = False
-        self.end = 0
-        self.wake: Any = None
+    op = ""
+    reply: wire.Message | None = None
+    error: OSError | None = None
+    sent = False
+    end = 0
+    wake: Any = None
 
     @property
     def done(self) -> bool:
@@ -154,15 +153,17 @@ class Link(BaseLink):
         self._leading = False
 
     def request(self, op: str, params: wire.Message) -> wire.Message:
-        """Send one request and return its reply, ``ok`` or not. Raises VfsdInterrupted, TimeoutError."""
-        waiter = Waiter(op)
-        message = {"id": 0, "op": op, **params}
+        """Send one request and return its reply, ``ok`` or not; ``params`` gets ``op`` and ``id`` added.
+
+        Raises VfsdInterrupted, TimeoutError.
+        """
+        waiter = Waiter()
+        waiter.op = params["op"] = op
         with self._send_lock:
             if self.dead:
                 raise self._broken(op, delivered=False)
-            self._number = number = self._number + 1
-            message["id"] = number
-            buffers = self._encoder.encode(message)
+            self._number = params["id"] = number = self._number + 1
+            buffers = self._encoder.encode(params)
             self._waiters[number] = waiter
             try:
                 self._send(buffers)
@@ -181,25 +182,31 @@ class Link(BaseLink):
                 self._cancel(number)
             self._hand_on()
             raise
-        if waiter.reply is None:
+        reply = waiter.reply
+        if reply is None:
             raise waiter.error or self._broken(op, delivered=True)
-        return waiter.reply
+        return reply
 
     def _send(self, buffers: list[wire.Buffer]) -> None:
-        done = self._send_some(buffers)
-        if len(buffers) == 1 and done == len(buffers[0]):
-            return
+        done = 0
+        if len(buffers) == 1:
+            try:
+                done = self._sock.send(buffers[0], _SEND)
+            except BlockingIOError:
+                done = 0
+            if done == len(buffers[0]):
+                return
         views = deque(memoryview(buffer).cast("B") for buffer in buffers)
         advance(views, done)
         while views:
-            if done == 0:
-                self._wait_writable()
             done = self._send_some(views)
             advance(views, done)
+            if not done:
+                self._wait_writable()
 
-    def _send_some(self, buffers: Any) -> int:
+    def _send_some(self, buffers: deque[memoryview]) -> int:
         try:
-            return self._sock.sendmsg(buffers, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._sock.sendmsg(buffers, (), _SEND)
         except BlockingIOError:
             return 0
 
@@ -221,7 +228,7 @@ class Link(BaseLink):
             self._resign()
 
     def _wait(self, waiter: Waiter) -> None:
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline: float | None = None
         while True:
             with self._lock:
                 if waiter.done:
@@ -238,6 +245,8 @@ class Link(BaseLink):
                 finally:
                     self._resign()
                 return
+            if deadline is None and self._timeout is not None:
+                deadline = time.monotonic() + self._timeout
             if not wake.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
                 with self._lock:
                     woken, waiter.wake = waiter.wake is None, None
@@ -245,11 +254,16 @@ class Link(BaseLink):
                     raise self._late(waiter)
 
     def _lead(self, waiter: Waiter, deadline: float | None) -> None:
+        """Receive until ``waiter`` has its reply. The kernel times the first wait, the clock is only for more."""
         try:
             self._receive()
-            while not waiter.done:
-                if deadline is not None and time.monotonic() > deadline:
-                    raise self._late(waiter)
+            while waiter.reply is None and waiter.error is None:
+                if self._timeout is not None:
+                    now = time.monotonic()
+                    if deadline is None:
+                        deadline = now + self._timeout
+                    if now > deadline:
+                        raise self._late(waiter)
                 self._receive()
         except BlockingIOError:
             raise self._late(waiter) from None
@@ -261,16 +275,13 @@ class Link(BaseLink):
         """One recv(2) and all the replies in it. BlockingIOError past the timeout."""
         decoder = self._decoder
         try:
-            missing = decoder.missing
-            if missing > CHUNK:
-                # The rest of a large reply in one call, without waking for each part of it.
-                data = self._sock.recv(missing, socket.MSG_WAITALL)
-            else:
-                data = self._sock.recv(CHUNK)
-            if not data:
+            # The rest of a large reply in one call, without waking for each part of it.
+            whole = decoder.pending and decoder.missing > wire.CHUNK
+            count = self._sock.recv_into(decoder.space(), 0, socket.MSG_WAITALL if whole else 0)
+            if not count:
                 self._fail(None)
                 return
-            decoder.receive(data)
+            decoder.received(count)
             while (message := decoder.next()) is not None:
                 with self._lock:
                     waiter = self._taken(message)
@@ -289,7 +300,9 @@ class Link(BaseLink):
     def _resign(self) -> None:
         with self._lock:
             self._leading = False
-        self._hand_on()
+            waiting = bool(self._waiters)
+        if waiting:
+            self._hand_on()
 
     def _hand_on(self) -> None:
         """Wake someone who waits, to lead, unless there is a leader."""

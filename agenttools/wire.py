@@ -13,8 +13,8 @@ The rules of a connection
     Requests may be pipelined and are answered in any order. An ``id`` is in use until its reply.
     A peer that breaks these rules is told so once (``id`` 0, EPROTO) and cut off.
 
-Invariants: a decoder yields whole messages or raises WireError, and never holds more than one frame and one chunk;
-decoding a request never allocates much more than the frame's own size (``MAX_ITEMS``).
+Invariants: a decoder yields whole messages or raises WireError, and never holds more than a frame and what came with
+it; decoding a request never allocates much more than the frame's own size (``MAX_ITEMS``).
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ MAX_UPLOAD = 256 << 20
 MAX_ITEMS = 65536
 """Elements a request's lists and maps may have in all."""
 
+CHUNK = 65536
+"""Bytes to receive at once when it is not known how many are to come."""
+
+_KEEP = PIECE + 65536
+"""Bytes of a receive buffer that are kept for the next frame."""
+
 SOCKET_BUFFER = 1 << 20
 """What to ask of the kernel as SO_SNDBUF, which gives less: a large piece then crosses in fewer turns."""
 
@@ -76,15 +82,16 @@ class WireError(Exception):
 class Decoder:
     """Bytes in, messages out.
 
-    ``receive`` what came, then call ``next`` until it returns None. After a WireError the stream has no meaning
-    any more. ``requests``: bound what a message may unpack to, for the end that trusts its peer less.
+    Receive into ``space()`` and say how much came with ``received``, or give bytes to ``receive``; then call ``next``
+    until it returns None. After a WireError the stream has no meaning any more. ``requests``: bound what a message may
+    unpack to, and take memory only as bytes arrive, for the end that trusts its peer less.
     """
 
-    __slots__ = ("_buffer", "_hook", "_items", "_max_frame", "_max_list", "_max_map", "_max_str", "_position")
+    __slots__ = ("_buffer", "_end", "_hook", "_items", "_max_frame", "_max_list", "_max_map", "_max_str", "_start")
 
     def __init__(self, *, requests: bool = False, max_frame: int = MAX_FRAME) -> None:
-        self._buffer: bytes | bytearray = b""
-        self._position = 0
+        self._buffer = bytearray(CHUNK)
+        self._start = self._end = 0
         self._items = 0
         self._max_frame = max_frame
         self._hook = self._count if requests else None
@@ -95,52 +102,69 @@ class Decoder:
     @property
     def pending(self) -> int:
         """Bytes received and not yet part of a message that was taken."""
-        return len(self._buffer) - self._position
+        return self._end - self._start
 
     @property
     def missing(self) -> int:
         """Bytes still to come of the frame that has begun; 0 when its length is not known or allowed."""
-        if self.pending < 4:
+        pending = self._end - self._start
+        if pending < 4:
             return 0
-        (size,) = _length.unpack_from(self._buffer, self._position)
-        return max(0, size + 4 - self.pending) if size <= self._max_frame else 0
+        (size,) = _length.unpack_from(self._buffer, self._start)
+        return max(0, size + 4 - pending) if size <= self._max_frame else 0
 
-    def receive(self, data: bytes) -> None:
-        """Take what the socket gave. WireError when the messages already here were not taken first."""
-        buffer, position = self._buffer, self._position
-        if position == len(buffer):
-            self._buffer, self._position = data, 0
-            return
-        if len(buffer) - position > self._max_frame + 4:
+    def space(self) -> memoryview:
+        """Where to put what is received next: room for CHUNK bytes, or for the rest of a larger frame.
+
+        Release it, or let go of it, before the next call of anything here.
+        """
+        want, pending = CHUNK, self._end - self._start
+        if pending:
+            want = max(want, self.missing if self._hook is None else min(self.missing, pending))
+        self._make_room(want)
+        return memoryview(self._buffer)[self._end : self._end + want]
+
+    def received(self, count: int) -> None:
+        """``count`` bytes were put into the last ``space``."""
+        self._end += count
+
+    def receive(self, data: Buffer) -> None:
+        """Take bytes that were received elsewhere. WireError when the messages already here were not taken first."""
+        self._make_room(len(data))
+        self._buffer[self._end : self._end + len(data)] = data
+        self._end += len(data)
+
+    def _make_room(self, want: int) -> None:
+        start, end = self._start, self._end
+        if start == end:
+            self._start = self._end = start = end = 0
+            if want <= CHUNK and len(self._buffer) > _KEEP:
+                self._buffer = bytearray(CHUNK)
+        if end - start > self._max_frame + 4:
             raise WireError("more received before the messages at hand were taken")
-        if isinstance(buffer, bytearray):
-            del buffer[:position]
-            buffer += data
-        else:
-            whole = bytearray(memoryview(buffer)[position:])
-            whole += data
-            self._buffer = whole
-        self._position = 0
+        if end + want <= len(self._buffer):
+            return
+        pending = end - start
+        # Never resized in place: a view that is still about would forbid it.
+        buffer = self._buffer if pending + want <= len(self._buffer) else bytearray(pending + want)
+        buffer[:pending] = self._buffer[start:end]
+        self._buffer, self._start, self._end = buffer, 0, pending
 
     def next(self) -> Message | None:
         """The next whole message, or None when more bytes are needed."""
-        buffer, position = self._buffer, self._position
-        have = len(buffer) - position - 4
+        buffer, start = self._buffer, self._start
+        have = self._end - start - 4
         if have < 0:
             return None
-        (size,) = _length.unpack_from(buffer, position)
-        if have < size:
-            if size > self._max_frame:
-                raise WireError(f"a frame of {size} bytes; at most {self._max_frame} are allowed")
-            return None
+        (size,) = _length.unpack_from(buffer, start)
         if size > self._max_frame:
             raise WireError(f"a frame of {size} bytes; at most {self._max_frame} are allowed")
-        start, end = position + 4, position + 4 + size
+        if have < size:
+            return None
         self._items = 0
-        body = memoryview(buffer)[start:end]
         try:
             message = _unpack(
-                body,
+                memoryview(buffer)[start + 4 : start + 4 + size],
                 raw=False,
                 strict_map_key=True,
                 list_hook=self._hook,
@@ -152,14 +176,9 @@ class Decoder:
             )
         except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as exc:
             raise WireError(f"not a msgpack message: {exc or type(exc).__name__}") from exc
-        finally:
-            body.release()
         if type(message) is not dict:
             raise WireError(f"a message must be a map, not {type(message).__name__}")
-        if have == size:
-            self._buffer, self._position = b"", 0
-        else:
-            self._position = end
+        self._start = start + 4 + size
         return message
 
     def end(self) -> None:

@@ -335,6 +335,8 @@ class Paths:
             directory = await self.resolve(path, caller)
             need(caller, directory, WRITE | SEARCH)
             return await vfs.tmpfile(directory.ino, perm, flags, caller)
+        if flags & os.O_CREAT and flags & os.O_DIRECTORY:
+            fail(errno.EINVAL)
         exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         place = await self.walk(path, caller, follow=not (exclusive or flags & os.O_NOFOLLOW))
         attr = place.attr
@@ -347,13 +349,13 @@ class Paths:
             return await vfs.create(place.parent.ino, place.name, perm, flags, caller)
         if exclusive:
             fail(errno.EEXIST)
-        if stat.S_ISLNK(attr.mode):
-            fail(errno.ELOOP)
         if stat.S_ISDIR(attr.mode):
-            if access != os.O_RDONLY or flags & os.O_CREAT:
+            if access != os.O_RDONLY or flags & (os.O_CREAT | os.O_TRUNC):
                 fail(errno.EISDIR)
         elif flags & os.O_DIRECTORY:
             fail(errno.ENOTDIR)
+        elif stat.S_ISLNK(attr.mode):
+            fail(errno.ELOOP)
         elif not stat.S_ISREG(attr.mode):
             fail(errno.ENXIO)
         need(caller, attr, bits)

@@ -69,8 +69,6 @@ MAX_CONNECTIONS = 256
 OUTBOX_MAX = 1 << 20
 """Bytes of replies the kernel would not take yet above which no more requests are read."""
 
-_CHUNK = 65536
-_BIG_CHUNK = 262144
 _SLICE_S = 0.003
 """Seconds a pipelining peer may keep the loop before others get a turn."""
 
@@ -233,10 +231,10 @@ class Connection:
                 message = decoder.next()
                 if message is None:
                     await trio.lowlevel.wait_readable(sock)
-                    data = sock.recv(_BIG_CHUNK if decoder.missing > _CHUNK else _CHUNK)
-                    if not data:
+                    count = sock.recv_into(decoder.space())
+                    if not count:
                         return None
-                    decoder.receive(data)
+                    decoder.received(count)
                     began = time.perf_counter()
                     continue
                 number = message.get("id")
