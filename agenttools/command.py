@@ -40,7 +40,8 @@ class ExecuteResult:
     ``max_output`` bytes. ``exit_code``: 0 to 255; 128+N when signal N ended it, as a shell says it; TIMED_OUT when
     ``timed_out``. ``truncated``: there was more; all of it is in ``output_file`` (a tree path) unless that is None.
     ``notices``: sentences on what cannot be seen from the output. ``duration`` in seconds. ``size`` bytes and ``lines``
-    line endings were printed in all; ``tail`` is the end of it, empty unless ``truncated``.
+    line endings were printed in all; ``tail`` is the end of that, empty unless ``truncated``. ``complete``: nothing of
+    it was lost, ``output_file`` has what ``output`` has not.
     """
 
     output: str
@@ -54,6 +55,7 @@ class ExecuteResult:
     size: int = 0
     lines: int = 0
     tail: str = ""
+    complete: bool = True
 
 
 class Cancelled(Exception):
@@ -209,6 +211,7 @@ def run(
         size=output.size,
         lines=output.lines,
         tail=output.tail if truncated else "",
+        complete=not truncated or (output.kept and not output.problem),
     )
 
 

@@ -227,6 +227,7 @@ class ExecuteResult:
     size: int = 0
     lines: int = 0
     tail: str = ""
+    complete: bool = True
     error: str | None = None
 
     @property

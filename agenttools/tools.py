@@ -437,4 +437,5 @@ def _executed(ran: Any) -> ExecuteResult:
         ran.size,
         ran.lines,
         ran.tail,
+        ran.complete,
     )

@@ -1,0 +1,113 @@
+"""Start the daemon of a thread when its client finds none: one daemon is one mount is one thread.
+
+Owns how a thread's daemon is called and where it is mounted. Runs the ``vfsd`` command, and must not import vfsd.
+The daemon outlives who started it; ``vfsd umount NAME`` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from agenttools import wire
+from agenttools.client import Client, VfsdUnavailable
+
+START_S = 60.0
+"""Seconds to wait for a mount: a tree left by a killed daemon is recovered first."""
+
+_LONGEST = 32
+"""Characters of a thread in a name: the socket's whole path has room for 108 bytes (unix(7))."""
+
+
+def thread_word(thread: str) -> str:
+    """``thread`` if it can be a name of vfsd's, else a digest of it: thread ids may be any text."""
+    plain = thread.isascii() and all(c.isalnum() or c in "._-" for c in thread) and thread[:1] not in ("", ".", "-")
+    if plain and len(thread) <= _LONGEST:
+        return thread
+    return hashlib.sha256(thread.encode(errors="surrogatepass")).hexdigest()[:_LONGEST]
+
+
+def mount_name(thread: str, name: str = "default") -> str:
+    """What the daemon of ``thread`` is called, of all that belong to ``name``."""
+    return f"{name}@{thread_word(thread)}"
+
+
+class ThreadClient(Client):
+    """A client of the daemon of ``thread``, which is started when there is none, now or later.
+
+    ``config``: a vfsd.toml for the daemon, if it is started from here. What keeps it from starting is raised as
+    VfsdUnavailable.
+    """
+
+    def __init__(self, thread: str, name: str | None = None, config: str | None = None, **options: Any) -> None:
+        self.thread = thread_word(thread)
+        self.mount = mount_name(thread, name or "default")
+        self._config = None if config is None else os.path.abspath(config)
+        self._starting = threading.Lock()
+        super().__init__(name=self.mount, **options)
+
+    def call(self, op: str, /, **params: Any) -> wire.Message:
+        try:
+            return super().call(op, **params)
+        except VfsdUnavailable:  # so the request was not sent
+            self._begin()
+        return super().call(op, **params)
+
+    async def acall(self, op: str, /, **params: Any) -> wire.Message:
+        try:
+            return await super().acall(op, **params)
+        except VfsdUnavailable:
+            await asyncio.to_thread(self._begin)
+        return await super().acall(op, **params)
+
+    def _begin(self) -> None:
+        with self._starting:
+            if not self._answers():
+                problem = self._mount()
+                # Someone else may have been faster.
+                if problem and not self._answers():
+                    raise VfsdUnavailable(f"the daemon of thread {self.thread!r} did not start: {problem}")
+
+    def _answers(self) -> bool:
+        try:
+            with Client(socket=self.socket, timeout=START_S) as probe:
+                probe.call("status")
+        except OSError:
+            return False
+        return True
+
+    def _mount(self) -> str:
+        """Run ``vfsd mount``; why it failed, or ""."""
+        program = _vfsd()
+        if program is None:
+            return "there is no vfsd command here; pip install vfsd"
+        try:
+            point = os.path.join(wire.make_runtime_dir(), "mnt", self.mount)
+            os.makedirs(point, mode=0o700, exist_ok=True)
+        except FileExistsError:
+            pass  # a mount that its daemon has left: vfsd recovers it
+        except OSError as exc:
+            return f"{exc.filename}: {exc.strerror}"
+        config = [] if self._config is None else ["--config", self._config]
+        command = [program, "mount", "--name", self.mount, "--thread", self.thread, *config, point]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer from it within {START_S:g} seconds"
+        except OSError as exc:
+            return f"{program}: {exc.strerror}"
+        return done.stderr.strip().removeprefix("vfsd: ") or "no reason was given" if done.returncode else ""
+
+
+def _vfsd() -> str | None:
+    """The ``vfsd`` command: beside this Python, or on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "vfsd")
+    return beside if os.access(beside, os.X_OK) else shutil.which("vfsd")

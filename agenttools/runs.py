@@ -1,0 +1,53 @@
+"""What the LangChain run that calls says of itself: its thread, and the tool call it is carrying out.
+
+Owns the look into LangChain's context. Both are read where the call is made, in whichever thread or task that is.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tracers.context import register_configure_hook
+
+
+class _Calls(BaseCallbackHandler):
+    """Notes which tool call a tool's run is for: the run's context has the run's id, and nothing of the call."""
+
+    run_inline = True
+    ignore_llm = ignore_chain = ignore_retriever = ignore_chat_model = ignore_custom_event = ignore_retry = True
+
+    def __init__(self) -> None:
+        self.of: dict[UUID, str] = {}
+
+    def on_tool_start(self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        call_id = kwargs.get("tool_call_id")
+        if isinstance(call_id, str):
+            self.of[run_id] = call_id
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self.of.pop(run_id, None)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self.of.pop(run_id, None)
+
+
+_calls = _Calls()
+register_configure_hook(ContextVar("vfsd_tool_calls", default=_calls), inheritable=False)
+
+
+def thread_id() -> str | None:
+    """The ``thread_id`` the graph runs with, or None outside of a run and in one that has none."""
+    config = var_child_runnable_config.get() or {}
+    found = config.get("configurable", {}).get("thread_id")
+    return None if found is None else str(found)
+
+
+def call_id() -> str | None:
+    """The id of the tool call under way, or None when it is not a tool that asks."""
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    run_id = getattr(callbacks, "parent_run_id", None)
+    return None if run_id is None else _calls.of.get(run_id)
