@@ -25,7 +25,7 @@ import stat
 import struct
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 
 VERSION = 1
 """Protocol version in hello. Raised when an old peer would misread a new one."""
