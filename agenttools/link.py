@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import socket
 import struct
@@ -70,7 +71,7 @@ def _connect(path: str, blocking: bool) -> socket.socket:
         sock.connect(path)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError, BlockingIOError) as exc:
         sock.close()
-        missing = VfsdUnavailable(f"no daemon on {path}; start one with: vfsd mount MOUNTPOINT")
+        missing = VfsdUnavailable(f"no daemon on {path}; start one with: vfsd mount {_name_option(path)}MOUNTPOINT")
         missing.errno = exc.errno
         raise missing from None
     except OSError as exc:
@@ -81,6 +82,15 @@ def _connect(path: str, blocking: bool) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _name_option(path: str) -> str:
+    """What makes ``vfsd mount`` serve on socket ``path``, where a name can."""
+    directory, file = os.path.split(path)
+    name = file.removesuffix(".sock")
+    if name in (file, "default") or directory != wire.runtime_dir():
+        return ""
+    return f"--name {name} "
 
 
 class BaseLink:

@@ -86,6 +86,13 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: Path, stale: bool, run: Any
         assert caught.value.errno in (errno.ENOENT, errno.ECONNREFUSED)
 
 
+def test_no_daemon_of_that_name_is_said_with_how_to_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name, options in (("work", "--name work "), ("default", "")):
+        with pytest.raises(VfsdUnavailable, match=f"start one with: vfsd mount {options}MOUNTPOINT"):
+            Client(name=name).call("stat", path=b"/")
+
+
 def test_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cannot connect") as caught:
         Client(tmp_path / ("x" * 200)).call("stat", path=b"/")

@@ -26,7 +26,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from types import coroutine
 from typing import Any
 
@@ -53,6 +53,7 @@ from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
 __all__ = [
+    "VERSION",
     "Decoder",
     "Encoder",
     "RpcDoor",
@@ -80,8 +81,8 @@ class RpcDoor:
     """Serves one mount.
 
     ``hello``: what is told of the mount besides the protocol's own fields, read anew at each hello. ``status``: the
-    reply to ``status``, without ``connections``. ``shutdown(lazy=, force=)`` unmounts, or raises OSError (EBUSY); it
-    may cancel ``serve`` before it returns. ``allow_uids``: who may connect besides root and the daemon's own user.
+    reply to ``status``, without ``connections``. ``shutdown``: begins a clean unmount and returns at once.
+    ``allow_uids``: who may connect besides root and the daemon's own user.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RpcDoor:
         *,
         hello: Mapping[str, Any],
         status: Callable[[], dict[str, Any]],
-        shutdown: Callable[..., Awaitable[None]],
+        shutdown: Callable[[], object],
         version: str = "",
         allow_uids: Collection[int] = (),
     ) -> None:
@@ -271,9 +272,6 @@ class Connection:
         except trio.Cancelled:
             if number in self._cancelled:
                 self._reply(error_reply(number, OSError(errno.ECANCELED, "cancelled by the client")))
-            elif message.get("op") == "shutdown":
-                # Being stopped is what was asked for.
-                self._reply({"id": number, "ok": True})
             raise
         except Exception:
             log.exception("request %r failed", message.get("op"))

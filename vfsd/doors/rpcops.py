@@ -41,7 +41,7 @@ class Host(Protocol):
     uploaded: int
     connections: int
     status: Callable[[], dict[str, Any]]
-    shutdown: Callable[..., Awaitable[None]]
+    shutdown: Callable[[], object]
 
 
 class Handle(NamedTuple):
@@ -315,6 +315,6 @@ async def stub(s: Session, m: Message, caller: Caller) -> Message:
 
 @op
 async def shutdown(s: Session, m: Message, caller: Caller) -> Message:
-    """{lazy=false, force=false} -> {}: a clean unmount; EBUSY while the mount is in use"""
-    await s.host.shutdown(lazy=want(m, "lazy", bool, False), force=want(m, "force", bool, False))
+    """{} -> {}: a clean unmount begins; it is over when the daemon's process is"""
+    s.host.shutdown()
     return {}
