@@ -374,7 +374,8 @@ def fallocate(node: Node, mode: int, offset: int, length: int, now: int) -> list
         changes.append(Zero(node.id, size, grown))
     if not punch:
         changes.append(Reserve(node.id, offset, end))
-    changes.append(put(node, now, size=grown, modified=bool(punch or zero or grown > size)))
+    # Any mode is a modification, as file_modified() has it (Linux 5.17 on).
+    changes.append(put(node, now, size=grown, modified=True))
     return changes
 
 
