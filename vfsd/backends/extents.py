@@ -184,7 +184,11 @@ class ExtentFile:
 
     def seek(self, node: int, size: int, offset: int, hole: bool) -> int | None:
         """lseek(2) SEEK_HOLE or SEEK_DATA below ``size``; None when there is no data (ENXIO)."""
-        file = self.map(node)
+        return self.seek_map(self.map(node), size, offset, hole)
+
+    @staticmethod
+    def seek_map(file: FileMap, size: int, offset: int, hole: bool) -> int | None:
+        """``seek`` by a given map."""
         for start, length, _, _ in file.extents[file.index(offset) :]:
             if start > offset:
                 return offset if hole else (start if start < size else None)

@@ -10,7 +10,7 @@ of the data file they take.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgpack
@@ -25,7 +25,7 @@ CREATE TABLE checkpoint (
   epoch INTEGER PRIMARY KEY,    -- rises; blocks given out before it was taken have epochs up to this
   id    TEXT NOT NULL UNIQUE,   -- what users name it by
   label TEXT NOT NULL,
-  cause TEXT NOT NULL,          -- user, auto (by policy), restore (before one), undo
+  cause TEXT NOT NULL,          -- user, auto (by policy), restore or undo (before one), moment (to read the present)
   time  INTEGER NOT NULL        -- nanoseconds since the epoch of Unix
 );
 CREATE TABLE old_node (         -- as `node`; mode NULL: there was none
@@ -55,6 +55,9 @@ CREATE INDEX old_map_epoch ON old_map (epoch);
 """
 
 _NODE = "mode, nlink, uid, gid, rdev, size, atime, mtime, ctime, target"
+
+_MANY = 500
+"""Numbers asked for in one statement (SQLite's own limit has long been 999)."""
 
 Extents = list[tuple[int, int, int, int]]
 Runs = list[tuple[int, int]]
@@ -141,6 +144,34 @@ class Past:
         if row is None or row[0] is None:
             return None
         return Stored._make((node, *row, sum(e[1] for e in self.map(node)) // 512))
+
+    def nodes(self, wanted: Collection[int]) -> dict[int, Stored]:
+        """``node`` of many at once, without those that were none."""
+        found: dict[int, Stored] = {}
+        numbers = list(wanted)
+        for start in range(0, len(numbers), _MANY):
+            part = numbers[start : start + _MANY]
+            marks = ",".join("?" * len(part))
+            rows = {r[0]: r for r in self._all(f"SELECT id, {_NODE} FROM node WHERE id IN ({marks})", *part)}
+            kept = f"SELECT id, {_NODE} FROM old_node WHERE id IN ({marks}) AND epoch>=? ORDER BY epoch DESC"
+            rows |= {r[0]: r for r in self._all(kept, *part, self.epoch)}
+            sums = f"SELECT node, sum(length) FROM extent WHERE node IN ({marks}) GROUP BY node"
+            used = dict(self._all(sums, *part))
+            kept = f"SELECT node, extents FROM old_map WHERE node IN ({marks}) AND epoch>=? ORDER BY epoch DESC"
+            used |= {n: sum(e[1] for e in msgpack.unpackb(p)) for n, p in self._all(kept, *part, self.epoch)}
+            for number, row in rows.items():
+                if row[1] is not None:
+                    found[number] = Stored._make((*row, used.get(number, 0) // 512))
+        return found
+
+    def all_nodes(self) -> Iterator[list[int]]:
+        """The numbers of all nodes that had a link, in parts."""
+        query = """SELECT id FROM node WHERE nlink>0 AND id NOT IN (SELECT id FROM old_node WHERE epoch>=?1)
+        UNION ALL SELECT id FROM old_node o WHERE nlink>0 AND epoch=
+        (SELECT min(epoch) FROM old_node WHERE id=o.id AND epoch>=?1) ORDER BY id"""
+        rows = self._db.execute(query, (self.epoch,))
+        while part := [n for (n,) in rows.fetchmany(_MANY)]:
+            yield part
 
     def map(self, node: int) -> Extents:
         """The file's extents."""

@@ -15,11 +15,12 @@ not acknowledged. Why a journal: docs/decisions/0003-journal-before-sqlite.md.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -363,6 +364,15 @@ class SqliteBackend:
         """The volume as it was at a checkpoint (NOW: as of the last fold), read on the loop."""
         return Past(self._db, epoch)
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside, all that is read of the past is of one moment, whatever a fold in its thread commits meanwhile."""
+        self._execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._execute("COMMIT")
+
     def touched(self, since: int, until: int) -> Touched:
         """What may differ between two checkpoints; folded first by the caller when ``until`` is NOW."""
         return history.touched(self._db, since, until)
@@ -370,6 +380,10 @@ class SqliteBackend:
     def read_extents(self, extents: Sequence[Extent], offset: int, length: int) -> bytes:
         """Bytes by a map of the past; the caller clips to the size."""
         return self._data.read_map(FileMap(list(extents)), offset, length)
+
+    def read_map(self, file: FileMap, offset: int, length: int) -> bytes:
+        """As ``read_extents``, by a map that is kept; also for other threads."""
+        return self._data.read_map(file, offset, length)
 
     def _not_folded(self, error: sqlite3.Error) -> None:
         """The journal keeps every record, so nothing is lost; but unless space is all it wants, no more may come."""
