@@ -209,8 +209,12 @@ def test_the_client_is_usable_again_after_close(client: Client) -> None:
     assert client.call("stat", path=b"/")["ok"]
 
 
-def test_results_of_hello_are_kept(server: Server, client: Client) -> None:
-    assert client.hello["name"] == "test"
+def test_results_of_hello_are_kept(server: Server, client: Client, run: Any) -> None:
+    async def main() -> None:
+        assert (await client.ahello())["name"] == "test"
+
+    run(main)
     before = client.call("status")["counters"]
+    run(main)
     assert client.hello["name"] == "test"
     assert client.call("status")["counters"]["observed"] == before["observed"]

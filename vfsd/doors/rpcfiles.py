@@ -161,7 +161,8 @@ async def truncate(s: Session, m: Message, caller: Caller) -> Message:
     if not stat.S_ISREG(attr.mode):
         fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
     need(caller, attr, WRITE)
-    return {"attr": packed(await s.vfs.setattr(attr.ino, SetAttr(size=natural(m, "size")), caller))}
+    to = SetAttr(size=natural(m, "size"), clear_suid=caller.uid != 0)
+    return {"attr": packed(await s.vfs.setattr(attr.ino, to, caller))}
 
 
 async def _xattr_of(s: Session, m: Message, caller: Caller, bits: int) -> tuple[Attr, bytes]:
@@ -269,7 +270,8 @@ async def pwrite(s: Session, m: Message, caller: Caller) -> Message:
 async def ftruncate(s: Session, m: Message, caller: Caller) -> Message:
     """{fh, size} -> {attr}"""
     handle = _for_writing(s, m)
-    return {"attr": packed(await s.vfs.setattr(handle.ino, SetAttr(size=natural(m, "size")), caller, handle.fh))}
+    to = SetAttr(size=natural(m, "size"), clear_suid=caller.uid != 0)
+    return {"attr": packed(await s.vfs.setattr(handle.ino, to, caller, handle.fh))}
 
 
 @op
