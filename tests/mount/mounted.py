@@ -101,7 +101,8 @@ class Mounted:
             try:
                 self.process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                engines.abort(self.path)
+                if os.getuid() == 0:
+                    engines.abort(self.path)
         self.process.kill()
         self.process.wait(SECONDS)
         for stream in (self.process.stdin, self.process.stdout, self._log):
@@ -173,12 +174,13 @@ async def _commands(vfs: Any, door: Any, engine: Any) -> None:
 
         whole, door.getattr = door.getattr, broken
 
-    async def slow(seconds: float) -> None:
-        """The next read from the shell waits."""
+    async def slow(request: str, seconds: float) -> None:
+        """The next such request from the shell waits."""
+        whole = getattr(door, request)
 
         async def waiting(*args: Any) -> Any:
             nonlocal waits
-            door.read = whole
+            setattr(door, request, whole)
             waits += 1
             try:
                 await trio.sleep(seconds)
@@ -186,7 +188,7 @@ async def _commands(vfs: Any, door: Any, engine: Any) -> None:
             finally:
                 waits -= 1
 
-        whole, door.read = door.read, waiting
+        setattr(door, request, waiting)
 
     async def state() -> dict[str, Any]:
         return {"waiting": waits, "known": len(door.known), "requests": engine.requests, **vfs.counters()}

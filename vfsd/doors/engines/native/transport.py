@@ -17,6 +17,7 @@ import subprocess
 
 FUSERMOUNT = "fusermount3"
 DEVICE = "/dev/fuse"
+_CONNECTIONS = "/sys/fs/fuse/connections"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _MNT_DETACH = 2
 _SECONDS = 30.0
@@ -145,7 +146,10 @@ def abort(mountpoint: str) -> None:
     device = mounted(mountpoint)
     if device is None:
         raise OSError(errno.EINVAL, "nothing is mounted there", mountpoint)
-    with open(f"/sys/fs/fuse/connections/{os.minor(device)}/abort", "w") as file:
+    if os.geteuid() == 0 and not os.listdir(_CONNECTIONS):
+        # Where systemd has not mounted it.
+        _libc.mount(b"fusectl", os.fsencode(_CONNECTIONS), b"fusectl", ctypes.c_ulong(0), None)
+    with open(f"{_CONNECTIONS}/{os.minor(device)}/abort", "w") as file:
         file.write("1")
 
 
