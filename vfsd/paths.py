@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import trio
 
-from vfsd.core.types import PATH_MAX, Attr, Caller
+from vfsd.core.types import PATH_MAX, Attr, Caller, SetAttr
 from vfsd.vfs import Vfs
 
 READ, WRITE, SEARCH = 4, 2, 1
@@ -220,7 +220,10 @@ class Paths:
                     fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
                 need(caller, attr, WRITE)
                 try:
-                    return False, await self.vfs.replace(attr.ino, data, caller, expect)
+                    attr = await self.vfs.replace(attr.ino, data, caller, expect)
+                    if caller.uid and attr.mode & 0o6000:
+                        attr = await self.vfs.setattr(attr.ino, SetAttr(clear_suid=True), caller)
+                    return False, attr
                 except OSError as exc:
                     if exc.errno == errno.ESTALE and expect is not None:
                         raise OSError(errno.ESTALE, "changed since it was read") from None
