@@ -208,12 +208,12 @@ def _preview(ran: results.ExecuteResult) -> tuple[str, bool]:
     if omitted <= 0:
         head = _first(ran.output, 2 * _HEAD_BYTES)
         return f"{head}\n... [cut here; {ran.size} bytes were printed] ...", False
-    head = "\n".join(ran.output.split("\n")[:_LINES]) + "\n"
+    begins = ran.output.split("\n", _LINES)
+    head = ran.output.removesuffix(begins[-1]) if len(begins) > _LINES else ran.output
+    short = _first(head, _HEAD_BYTES)
     ends = ran.tail.removesuffix("\n").split("\n")
     tail = "\n".join(ends[-_LINES:])
-    short = _first(head, _HEAD_BYTES)
-    # The tail kept is _HEAD_BYTES long, so fewer lines in it are longer than that.
-    cut = short != head or len(ends) <= _LINES
+    cut = short != head or len(begins) <= _LINES or len(ends) <= _LINES
     gap = "\n... [lines beside this one may be cut] ...\n" if cut else ""
     return f"{short}{gap}... [{omitted} lines truncated] ...\n{tail}", True
 

@@ -104,8 +104,8 @@ class VfsBackend(BaseSandbox):
         self._name, self._thread, self._view, self._slash = name, thread, view, ls_trailing_slash
         self._timeout, self._config = timeout, self._options["config"]
         self._lock = threading.Lock()
-        self._threads: dict[str, ThreadClient] = {}
         self._one = None if thread is not None else Client(socket=socket, name=name, client=_PROGRAM)
+        self._threads: dict[str, ThreadClient] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self._options
@@ -128,6 +128,11 @@ class VfsBackend(BaseSandbox):
             clients = [*([self._one] if self._one else []), *self._threads.values()]
         for client in clients:
             client.close()
+
+    def __del__(self) -> None:
+        # Nothing in Deep Agents closes a backend, and sockets left to the interpreter make it warn.
+        if "_threads" in vars(self):
+            self.close()
 
     # ------------------------------------------------------------------ which daemon
 
