@@ -156,12 +156,18 @@ def test_regression_nothing_follows_half_a_record_that_could_not_be_cut_off(tmp_
     assert replayed(tmp_path) == RECORDS
 
 
-def test_taking_back_the_last_record(tmp_path: Path) -> None:
+def test_no_room_for_a_record_is_known_before(tmp_path: Path) -> None:
     journal = filled(tmp_path, RECORDS[:2])
-    size = journal.size
-    journal.append([(0, 77, b"never")])
-    journal.take_back(size)
-    for rows in RECORDS[2:]:
-        journal.append(rows)  # type: ignore[arg-type]
+    with failing(module, "host_fallocate", code=errno.ENOSPC, for_good=True) as calls:
+        with pytest.raises(OSError, match="No space"):
+            journal.ensure_room()
+        assert calls.failed == 1
+    journal.ensure_room()
+    assert os.fstat(journal._fd).st_blocks * 512 >= 64 << 10
+    with failing(module, "host_fallocate", code=errno.EOPNOTSUPP, for_good=True) as calls:
+        journal.rotate()
+        journal.ensure_room()  # a file system that can't promise
+        journal.ensure_room()
+        assert calls.failed == 1
     journal.close()
-    assert replayed(tmp_path) == RECORDS
+    assert replayed(tmp_path) == RECORDS[:2]

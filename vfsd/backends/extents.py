@@ -99,6 +99,23 @@ class FreeSpace:
             self._start, self._left = self.end, max(length, _WINDOW)
             self.end += self._left
 
+    def take_all(self) -> list[tuple[int, int]]:
+        """Every free run, taken."""
+        if self._left:
+            self.give(self._start, self._left)
+            self._left = 0
+        runs = list(self.runs.items())
+        self.runs.clear()
+        return runs
+
+    def trim(self) -> None:
+        """Lower ``end`` to the last byte that is not free."""
+        if self.runs:
+            start, length = self.runs.peekitem(-1)
+            if start + length == self.end:
+                del self.runs[start]
+                self.end = start
+
     def give(self, start: int, length: int) -> None:
         """Take back a run."""
         runs = self.runs
@@ -227,6 +244,16 @@ class ExtentFile:
         """Make drained runs free to use."""
         for start, length in runs:
             self.free.give(start, length)
+
+    def requeue(self, runs: list[tuple[int, int]]) -> None:
+        """Put drained runs back into quarantine: what freed them could not be made durable."""
+        self._quarantine += runs
+
+    def trim(self) -> None:
+        """Cut the host file off behind the last byte in use."""
+        self.free.trim()
+        if os.fstat(self.fd).st_size > self.free.end:
+            os.ftruncate(self.fd, self.free.end)
 
     def quarantined(self) -> int:
         """Bytes freed but not yet drained."""

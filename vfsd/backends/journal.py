@@ -18,8 +18,15 @@ from typing import Any
 import msgpack
 import xxhash
 
+from vfsd.backends.extents import host_fallocate
+
 _HEAD = struct.Struct("<IIQ")
 _MAX_PAYLOAD = 1 << 30
+_KEEP_SIZE = 0x01
+"""FALLOC_FL_KEEP_SIZE."""
+_RESERVE = 256 << 10
+_ROOM = 16 << 10
+"""Bytes that a record of anything but a large extended attribute or a restore stays under."""
 
 Rows = list[tuple[Any, ...]]
 
@@ -43,6 +50,22 @@ class Journal:
         """Number of the last record."""
         self._torn = False
         """The active file may have bytes past ``size``; no record may follow them."""
+        self._reserved = 0
+        """Bytes of the active file that have space on the disk."""
+        self._can_reserve = True
+
+    def ensure_room(self) -> None:
+        """Have space for a record of usual size, so that ``append`` won't meet a full disk. Raises ENOSPC."""
+        if self.size + _ROOM <= self._reserved or not self._can_reserve:
+            return
+        try:
+            host_fallocate(self._fd, _KEEP_SIZE, self.size, _RESERVE)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            self._can_reserve = False
+        else:
+            self._reserved = self.size + _RESERVE
 
     def append(self, rows: Rows) -> None:
         """One record, whole or not at all. Raises OSError (ENOSPC, EIO)."""
@@ -63,17 +86,11 @@ class Journal:
         self.size += written
         self.seq += 1
 
-    def take_back(self, size: int) -> None:
-        """Undo the last record, before which the active file had ``size`` bytes. Raises OSError."""
-        self.size = size
-        self.seq -= 1
-        self._torn = True
-        self._cut()
-
     def _cut(self) -> None:
         """Drop what lies past the last whole record: replay would stop there, and lose all that came after it."""
         os.ftruncate(self._fd, self.size)
         self._torn = False
+        self._reserved = self.size
 
     def rotate(self) -> None:
         """Send new records to the other file, which must have been cleared. Raises OSError."""
@@ -81,7 +98,7 @@ class Journal:
             self._cut()
         self._active ^= 1
         self._fd = self._fds[self._active]
-        self.size = 0
+        self.size = self._reserved = 0
 
     def clear_folded(self) -> None:
         """Empty the file that is not active: the database has its records for good."""
@@ -126,7 +143,7 @@ class Journal:
         for fd in self._fds:
             os.ftruncate(fd, 0)
             os.fsync(fd)
-        self.size = 0
+        self.size = self._reserved = 0
 
     def close(self) -> None:
         """Let go of both files."""

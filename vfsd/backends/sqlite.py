@@ -9,8 +9,10 @@ start replays what was not folded. Invariants:
 - The journal file being folded is emptied only after the database has its records durably.
 - Whatever has records not yet folded is in memory: nodes and loaded directories in the core's tree, extent maps and
   extended attributes here. So what is read from the database is never out of date.
+- A sync that failed ends all writing: the kernel would tell the next one that all is well.
 Crash window: bytes written in place before a record that is never written may be there without their mtime; they were
-not acknowledged. Why a journal: docs/decisions/0003-journal-before-sqlite.md.
+not acknowledged. A full disk opens no such window, for the record's room is made sure of before. Why a journal:
+docs/decisions/0003-journal-before-sqlite.md.
 """
 
 from __future__ import annotations
@@ -147,6 +149,8 @@ class SqliteBackend:
     def _commit(self, changes: Sequence[Change]) -> None:
         data = self._data
         rows: Rows = []
+        # First of all: what is written in place below can't be undone if there is no room for the record.
+        self._journal.ensure_room()
         try:
             for c in changes:
                 if type(c) is Write:
@@ -197,10 +201,9 @@ class SqliteBackend:
         """On a full disk: use blocks waiting in quarantine, and for a change that frees space the ballast too."""
         roomier = False
         if self._data.quarantined():
-            runs = self._data.drain()
-            self._fdatasync()
-            self._data.punch(runs)
-            self._data.release(runs)
+            with self._freed() as runs:
+                self._fdatasync()
+                self._data.punch(runs)
             roomier = True
         frees = not any(type(c) in (Write, Reserve, Dentry) for c in changes)
         if frees and os.path.exists(self._dir / "ballast"):
@@ -233,40 +236,69 @@ class SqliteBackend:
 
     # -- durability
 
-    def _fdatasync(self) -> None:
-        os.fdatasync(self._data.fd)
-        self._journal.sync()
+    def _fdatasync(self, *, journal: bool = True) -> None:
+        """May be called in a thread."""
+        try:
+            os.fdatasync(self._data.fd)
+            if journal:
+                self._journal.sync()
+        except OSError as error:
+            # The kernel forgets what it could not write, and would tell the next sync that all is well.
+            self._fail_for_good(f"a sync failed ({error.strerror})")
+            raise
 
-    async def sync(self) -> None:
+    @contextlib.contextmanager
+    def _freed(self) -> Iterator[list[tuple[int, int]]]:
+        """The blocks freed so far: free to use once the block has made their freeing durable, else they wait on."""
         runs = self._data.drain()
-        await trio.to_thread.run_sync(self._fdatasync)
+        try:
+            yield runs
+        except BaseException:
+            self._data.requeue(runs)
+            raise
         self._data.release(runs)
 
+    async def sync(self) -> None:
+        if self._bad is not None:
+            raise fail(errno.EIO)
+        with self._freed():
+            await trio.to_thread.run_sync(self._fdatasync)
+
     async def maintain(self) -> None:
+        """Fold what there is; what can't be folded now stays in the journal until the next round."""
         if self._bad is None and (self._pending or self._batch):
             async with self.busy:
-                runs = self._turn()
                 try:
-                    await trio.to_thread.run_sync(self._fold, runs)
-                except sqlite3.Error as error:
-                    self._not_folded(error)
-                else:
-                    self._folded()
-                self._data.release(runs)
+                    with self._turn() as runs:
+                        await trio.to_thread.run_sync(self._fold, runs)
+                except OSError as error:
+                    log.warning("volume %s: the journal is not folded yet: %s", self._dir, error.strerror)
 
-    def _turn(self) -> list[tuple[int, int]]:
-        """Start a new journal file, unless a failed fold still needs the other; returns the blocks freed so far."""
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[list[tuple[int, int]]]:
+        """Start a new journal file, unless a failed fold still needs the other; inside, fold, given the blocks freed.
+
+        Raises OSError, for sqlite3.Error too, with the records still in the journal.
+        """
         if not self._batch:
             self._journal.rotate()
             self._batch, self._pending = self._pending, []
             self._batch_seq = self._journal.seq
             self._folding, self._unfolded = self._unfolded, set()
-        return self._data.drain()
+        try:
+            with self._freed() as runs:
+                yield runs
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            if not full:
+                self._fail_for_good(str(error))
+            raise fail(errno.ENOSPC if full else errno.EIO) from error
+        self._folded()
 
     def _fold(self, runs: list[tuple[int, int]], then: Callable[[sqlite3.Connection], T] | None = None) -> T | None:
         """The batch into the database, durably, ``then`` in the same transaction; ``runs`` go back to the host."""
         # Data first (as ext4's data=ordered), so that no row outlives power loss without the bytes it names.
-        os.fdatasync(self._data.fd)
+        self._fdatasync(journal=False)
         db = database.connect_again(self._dir)
         try:
             try:
@@ -275,7 +307,7 @@ class SqliteBackend:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
                     raise
                 # What has been freed is room for the database's own log, once the journal can't lose its freeing.
-                self._journal.sync()
+                self._fdatasync()
                 self._data.punch(runs)
                 result = database.fold(db, self._batch, self._batch_seq, then)
             if then is None:
@@ -295,46 +327,44 @@ class SqliteBackend:
 
     def fold_now(self) -> None:
         """Fold all there is, on the loop, by who holds ``busy`` and is about to read the database. Raises OSError."""
-        try:
-            while self._pending or self._batch:
-                runs = self._turn()
+        while self._pending or self._batch:
+            with self._turn() as runs:
                 self._fold(runs)
-                self._folded()
-                self._data.release(runs)
-        except sqlite3.Error as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: sqlite3.Error) -> OSError:
-        self._not_folded(error)
-        full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-        return fail(errno.ENOSPC if full else errno.EIO)
 
     # -- checkpoints
 
     async def checkpoint(self, name: str, label: str, cause: str, time_ns: int) -> Checkpoint:
         """Hold the volume as it is at this call. Raises OSError (ENOSPC, EIO, EROFS)."""
+        async with self.busy:
+            with self._holding(name, label, cause, time_ns) as (made, runs, insert):
+                await trio.to_thread.run_sync(self._fold, runs, insert)
+            return made
+
+    def checkpoint_now(self, name: str, label: str, cause: str, time_ns: int) -> Checkpoint:
+        """``checkpoint`` on the loop, by who holds ``busy``."""
+        with self._holding(name, label, cause, time_ns) as (made, runs, insert):
+            self._fold(runs, insert)
+        return made
+
+    @contextlib.contextmanager
+    def _holding(
+        self, name: str, label: str, cause: str, time_ns: int
+    ) -> Iterator[tuple[Checkpoint, list[tuple[int, int]], Callable[[sqlite3.Connection], None]]]:
+        """What the fold inside needs to write a checkpoint of this moment."""
         if self._bad is not None:
             raise fail(errno.EROFS)
-        async with self.busy:
-            while self._batch:
-                self.fold_now()
-            runs = self._turn()
+        while self._batch:
+            self.fold_now()
+        with self._turn() as runs:
             data = self._data
             made = Checkpoint(data.epoch, name, label, cause, time_ns)
-            # From here on a change goes to new blocks, also while the thread still writes the checkpoint's row.
+            # From here on a change goes to new blocks, also while a thread still writes the checkpoint's row.
             data.frozen, data.epoch = data.epoch, data.epoch + 1
 
             def insert(db: sqlite3.Connection) -> None:
                 db.execute("INSERT INTO checkpoint VALUES (?,?,?,?,?)", made)
 
-            try:
-                await trio.to_thread.run_sync(self._fold, runs, insert)
-            except sqlite3.Error as error:
-                raise self._refused(error) from error
-            finally:
-                self._data.release(runs)
-            self._folded()
-            return made
+            yield made, runs, insert
 
     def checkpoints(self) -> list[Checkpoint]:
         """Oldest first."""
@@ -345,17 +375,11 @@ class SqliteBackend:
         async with self.busy:
             while self._batch:
                 self.fold_now()
-            runs = self._turn()
             data = self._data
             # Blocks that only this checkpoint would hold may be freed by changes that come while the thread works.
             data.frozen = max((c.epoch for c in self.checkpoints() if c.epoch != epoch), default=0)
-            try:
+            with self._turn() as runs:
                 freed = await trio.to_thread.run_sync(self._fold, runs, lambda db: history.drop(db, epoch))
-            except sqlite3.Error as error:
-                raise self._refused(error) from error
-            finally:
-                data.release(runs)
-            self._folded()
             if freed:
                 await trio.to_thread.run_sync(data.punch, freed)
                 data.release(freed)
@@ -377,6 +401,12 @@ class SqliteBackend:
         """What may differ between two checkpoints; folded first by the caller when ``until`` is NOW."""
         return history.touched(self._db, since, until)
 
+    def connect_past(self) -> sqlite3.Connection:
+        """A connection of its own for the calling thread, on which all that is read is of one moment."""
+        db = database.connect_again(self._dir)
+        db.execute("BEGIN")
+        return db
+
     def read_extents(self, extents: Sequence[Extent], offset: int, length: int) -> bytes:
         """Bytes by a map of the past; the caller clips to the size."""
         return self._data.read_map(FileMap(list(extents)), offset, length)
@@ -385,23 +415,50 @@ class SqliteBackend:
         """As ``read_extents``, by a map that is kept; also for other threads."""
         return self._data.read_map(file, offset, length)
 
-    def _not_folded(self, error: sqlite3.Error) -> None:
-        """The journal keeps every record, so nothing is lost; but unless space is all it wants, no more may come."""
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-            log.warning("volume %s: the disk is full; the journal is folded once there is space", self._dir)
-            return
-        self._bad = str(error)
-        log.error("volume %s is read-only from now on: %s; mount it again once the cause is gone", self._dir, error)
+    async def compact(self) -> None:
+        """Give all free space back to the host, that of the database too. Raises OSError."""
+        async with self.busy:
+            self.fold_now()
+            free = self._data.free.take_all()
+            try:
+                with self._turn() as runs:
+                    await trio.to_thread.run_sync(self._compact, runs, free)
+            finally:
+                self._data.release(free)
+            self._data.trim()
+
+    def _compact(self, runs: list[tuple[int, int]], free: list[tuple[int, int]]) -> None:
+        self._fold(runs)
+        self._data.punch(free)
+        db = database.connect_again(self._dir)
+        try:
+            db.execute("VACUUM")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            db.close()
+
+    def waste(self) -> int:
+        """Bytes of the database file that hold nothing, which only ``compact`` gives back."""
+        pages, size = (self._execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
+        return int(pages) * int(size)
+
+    def disk_used(self) -> int:
+        """Bytes of the host's disk that the volume takes."""
+        return sum(os.stat(entry).st_blocks * 512 for entry in os.scandir(self._dir))
+
+    def _fail_for_good(self, why: str) -> None:
+        """Take no more: the journal keeps every record, so nothing acknowledged is lost, but nothing new is safe."""
+        self._bad = why
+        log.error("volume %s is read-only from now on: %s; mount it again once the cause is gone", self._dir, why)
 
     def close(self) -> None:
         """Fold what is left, if the database takes it; the next start does what could not be done."""
         try:
-            while self._bad is None and (self._pending or self._batch):
-                self._fold(self._turn())
-                self._folded()
-        except sqlite3.Error as error:
-            log.warning("volume %s: the journal stays to be folded at the next start: %s", self._dir, error)
-        self._fdatasync()
+            if self._bad is None:
+                self.fold_now()
+                self._fdatasync()
+        except OSError as error:
+            log.warning("volume %s: the journal stays to be folded at the next start: %s", self._dir, error.strerror)
         self._journal.close()
         self._db.close()
         for fd in (self._data.fd, self._lock):
