@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,19 @@ class RouteSpec:
 
 
 @dataclass(frozen=True)
+class CheckpointPolicy:
+    """When checkpoints are taken unasked, and how many of those stay.
+
+    ``every_calls``: before each so many tool calls that change something, 0 for never. ``every_execute``: before each
+    command that a tool runs. ``keep`` counts all that nobody asked for.
+    """
+
+    every_calls: int = 0
+    every_execute: bool = True
+    keep: int = 50
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole mount. ``routes`` always has one for ``/``; ``furnish`` names directories to make in it when missing."""
 
@@ -52,6 +65,7 @@ class Config:
     log_level: str = "info"
     routes: tuple[RouteSpec, ...] = ()
     furnish: tuple[str, ...] = ()
+    checkpoints: CheckpointPolicy = CheckpointPolicy()
 
 
 _SCALARS: dict[str, type] = {
@@ -63,6 +77,9 @@ _SCALARS: dict[str, type] = {
     "log_level": str,
 }
 _ROUTE_KEYS = ("kind", "location")
+_POLICY: dict[str, type] = {"every_calls": int, "every_execute": bool, "keep": int}
+_POLICY_LEAST = {"every_calls": 0, "keep": 1}
+_TABLES = ("routes", "checkpoints")
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
@@ -173,10 +190,10 @@ def load(path: Path) -> Config:
         return ConfigError(f"{path}:{_line_of(text, *keys)}: {message}")
 
     for key, value in table.items():
-        if key == "routes":
+        if key in _TABLES:
             continue
         if key not in _SCALARS:
-            raise wrong(f"unknown key {key!r} (known: {', '.join((*_SCALARS, 'routes'))})", key)
+            raise wrong(f"unknown key {key!r} (known: {', '.join((*_SCALARS, *_TABLES))})", key)
         if not isinstance(value, _SCALARS[key]):
             raise wrong(f"{key} must be {'true or false' if _SCALARS[key] is bool else 'a string'}", key)
         try:
@@ -206,7 +223,23 @@ def load(path: Path) -> Config:
         except ConfigError as exc:
             raise wrong(str(exc), "routes", prefix) from None
         routes[spec.prefix] = spec
-    return Config(**scalars, routes=tuple(routes.values()))
+    return Config(**scalars, routes=tuple(routes.values()), checkpoints=_policy(table.get("checkpoints", {}), wrong))
+
+
+def _policy(table: Any, wrong: Callable[..., ConfigError]) -> CheckpointPolicy:
+    """The table ``[checkpoints]``."""
+    if not isinstance(table, dict):
+        raise wrong("checkpoints must be a table: [checkpoints]", "checkpoints")
+    for key, value in table.items():
+        if key not in _POLICY:
+            raise wrong(f"unknown key {key!r} in [checkpoints] (known: {', '.join(_POLICY)})", "checkpoints", key)
+        number: Any = value
+        if type(value) is not _POLICY[key]:
+            kind = "true or false" if _POLICY[key] is bool else "a number"
+            raise wrong(f"{key} must be {kind}", "checkpoints", key)
+        if number < _POLICY_LEAST.get(key, 0):
+            raise wrong(f"{key} must be at least {_POLICY_LEAST[key]}", "checkpoints", key)
+    return CheckpointPolicy(**table)
 
 
 def _check_scalar(key: str, value: Any) -> None:

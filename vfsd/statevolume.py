@@ -38,25 +38,32 @@ class StateVolume(TreeVolume):
 
         EBUSY when a file that would change is open for writing, ENOSPC, EIO; then nothing changed.
         """
-        store = self.store
-        async with store.busy:
+        async with self.store.busy:
             # Nothing waits from here to the commit: the plan must be of the moment it is committed at.
-            store.fold_now()
-            now = store.past(NOW)
-            rewind = Rewind(
-                store.past(epoch),
-                now,
-                self._handles.writers(),
-                self._is_pinned,
-                self.tree.next_node,
-                self._clock(),
-                store.read_extents,
-            )
-            changes = rewind.changes(store.touched(epoch, NOW))
-            if changes:
-                self._bring_in(changes, now)
-                self._commit(caller, "restore", changes)
+            changes = self.plan_restore(epoch)
+            self.commit_restore(changes, caller)
         return len(changes)
+
+    def plan_restore(self, epoch: int) -> list[Change]:
+        """What a restore would change; for who holds ``store.busy``, and until the next commit only. Raises as it."""
+        store = self.store
+        store.fold_now()
+        rewind = Rewind(
+            store.past(epoch),
+            store.past(NOW),
+            self._handles.writers(),
+            self._is_pinned,
+            self.tree.next_node,
+            self._clock(),
+            store.read_extents,
+        )
+        return rewind.changes(store.touched(epoch, NOW))
+
+    def commit_restore(self, changes: Sequence[Change], caller: Caller) -> None:
+        """Make a plan so."""
+        if changes:
+            self._bring_in(changes, self.store.past(NOW))
+            self._commit(caller, "restore", changes)
 
     def _is_pinned(self, node: int) -> bool:
         found = self.tree.nodes.get(node)

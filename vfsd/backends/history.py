@@ -173,6 +173,20 @@ class Past:
         while part := [n for (n,) in rows.fetchmany(_MANY)]:
             yield part
 
+    def totals(self) -> tuple[int, int, int]:
+        """How many regular files and directories there were, and the sum of the files' sizes."""
+        query = """SELECT mode>>12, size FROM node WHERE nlink>0 AND id NOT IN (SELECT id FROM old_node WHERE epoch>=?1)
+        UNION ALL SELECT mode>>12, size FROM old_node o WHERE nlink>0 AND epoch=
+        (SELECT min(epoch) FROM old_node WHERE id=o.id AND epoch>=?1)"""
+        counts = {8: 0, 4: 0}
+        total = 0
+        for kind, size in self._db.execute(query, (self.epoch,)):
+            if kind in counts:
+                counts[kind] += 1
+            if kind == 8:
+                total += size
+        return counts[8], counts[4], total
+
     def map(self, node: int) -> Extents:
         """The file's extents."""
         row = self._one("SELECT extents FROM old_map WHERE node=? AND epoch>=? ORDER BY epoch", node, self.epoch)

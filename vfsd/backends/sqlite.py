@@ -437,6 +437,11 @@ class SqliteBackend:
         finally:
             db.close()
 
+    @property
+    def data_fd(self) -> int:
+        """The data file, to read from."""
+        return self._data.fd
+
     def waste(self) -> int:
         """Bytes of the database file that hold nothing, which only ``compact`` gives back."""
         pages, size = (self._execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))

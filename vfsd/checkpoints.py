@@ -1,0 +1,461 @@
+"""The checkpoints of a mount: taking, naming, comparing, restoring, dropping, and when they are taken by themselves.
+
+A checkpoint is one id for the same moment of every state route of the mount. Owns their names, causes and retention,
+and who may change what while one is being read. Must not know doors or configuration files; what a volume does at a
+checkpoint is its own business (``SqliteBackend``, ``StateVolume``).
+
+Causes: ``user`` (asked for), ``auto`` (before an execute or tool call, by policy), ``restore`` and ``undo`` (before
+one), ``moment`` (held while the present is read, then dropped; never shown). All methods raise OSError whose sentence
+is for the user, with nothing changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from vfsd.backends import history
+from vfsd.backends.history import NOW, Past
+from vfsd.config import CheckpointPolicy
+from vfsd.core.changes import Change
+from vfsd.core.types import DAEMON, Caller
+from vfsd.difference import Compare, Difference
+from vfsd.fork import fork_volume
+from vfsd.marks import LABEL_MAX, Mark, check_label, find, why_excluded
+from vfsd.pastvolume import Part, PastVolume
+from vfsd.routes import Route
+from vfsd.statevolume import StateVolume
+
+log = logging.getLogger(__name__)
+
+PATCH_MAX = 4 << 20
+"""Bytes of all the patches of one diff."""
+
+NEARLY_FULL = 0.05
+"""Share of the disk that is free below which all automatic checkpoints but the newest are given up."""
+
+COMPACT_BYTES = 8 << 20
+"""Bytes a database wastes before it is compacted unasked, by a mount at rest."""
+
+REST_SECONDS = 60.0
+"""Time without a change after which a mount is at rest."""
+
+
+class Checkpoints:
+    """The checkpoints of one mount.
+
+    ``home(thread)`` is the directory of a thread's state volumes, raising OSError for a bad name; ``clock`` gives
+    nanoseconds since the epoch. What is left of them in the stores is taken up at once.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        past: PastVolume,
+        policy: CheckpointPolicy,
+        clock: Callable[[], int],
+        home: Callable[[str], Path],
+    ) -> None:
+        self.policy = policy
+        self._volumes: dict[bytes, StateVolume] = {r.prefix: r.volume for r in routes if r.kind == "state"}
+        self._excluded = [
+            {"prefix": r.prefix, "kind": r.kind, "why": why_excluded(r.kind)}
+            for r in routes
+            if r.kind not in ("state", "system")
+        ]
+        self._past = past
+        self._clock = clock
+        self._home = home
+        self._lock = trio.Lock()
+        self._marks: dict[str, Mark] = {}
+        self._leftover: list[Part] = []
+        self._commits = -1
+        self._calls = 0
+        self._last_call = ""
+        self._since: list[str] = []
+        self._rested = (0, 0.0)
+        self._take_up()
+
+    def _take_up(self) -> None:
+        found: dict[str, Mark] = {}
+        for prefix, volume in self._volumes.items():
+            for c in volume.store.checkpoints():
+                part = Part(prefix, volume.store, c.epoch)
+                if c.cause == "moment":
+                    self._leftover.append(part)
+                else:
+                    found.setdefault(c.id, Mark(c.id, c.label, c.cause, c.time_ns)).parts.append(part)
+        for mark in sorted(found.values(), key=lambda m: m.time_ns):
+            self._marks[mark.id] = mark
+            self._past.show(mark.id.encode(), mark.time_ns, mark.parts, DAEMON)
+
+    def all(self) -> list[Mark]:
+        """Oldest first."""
+        return list(self._marks.values())
+
+    def find(self, ref: str) -> Mark:
+        """As ``marks.find``."""
+        return find(self._marks, ref)
+
+    # -- taking and dropping
+
+    async def create(self, label: str, caller: Caller) -> dict[str, Any]:
+        """Take one; what it is, and what it leaves out."""
+        check_label(label)
+        async with self._lock:
+            mark = await self._create(label, "user", caller)
+        return mark.plain() | {"not_included": self._excluded}
+
+    def _need_volumes(self) -> None:
+        if not self._volumes:
+            raise OSError(
+                errno.EOPNOTSUPP, "no route of this mount is of kind state, so there is nothing to checkpoint"
+            )
+        if any(volume.read_only for volume in self._volumes.values()):
+            raise OSError(errno.EROFS, "the mount is read-only: no checkpoint can be made, restored or dropped")
+
+    async def _create(self, label: str, cause: str, caller: Caller) -> Mark:
+        self._need_volumes()
+        mark = self._new_mark(label, cause)
+        # Half a checkpoint must not stay, whoever gives up waiting for it.
+        with trio.CancelScope(shield=True):
+            try:
+                for prefix, volume in self._volumes.items():
+                    made = await volume.store.checkpoint(mark.id, label, cause, mark.time_ns)
+                    mark.parts.append(Part(prefix, volume.store, made.epoch))
+                if cause != "moment":
+                    self._admit(mark, caller)
+            except OSError:
+                await self._forget(mark)
+                raise
+        return mark
+
+    def _new_mark(self, label: str, cause: str) -> Mark:
+        while (name := secrets.token_hex(4)) in self._marks:
+            pass
+        return Mark(name, label, cause, self._clock())
+
+    def _admit(self, mark: Mark, caller: Caller) -> None:
+        self._past.show(mark.id.encode(), mark.time_ns, mark.parts, caller)
+        self._marks[mark.id] = mark
+
+    async def drop(self, refs: Sequence[str], caller: Caller) -> list[Mark]:
+        """Forget checkpoints; all are known before the first goes. EBUSY while one is being read."""
+        async with self._lock:
+            self._need_volumes()
+            marks = [self.find(ref) for ref in refs]
+            for mark in marks:
+                if mark.readers:
+                    raise OSError(errno.EBUSY, f"checkpoint {mark.id} is being read (diff or fork); try again later")
+            for mark in marks:
+                await self._drop(mark, caller)
+        return marks
+
+    async def _drop(self, mark: Mark, caller: Caller) -> None:
+        # First of all nobody may read it any more: its blocks are about to be used for something else.
+        self._past.hide(mark.id.encode(), caller)
+        self._marks.pop(mark.id, None)
+        await self._forget(mark)
+
+    async def _forget(self, mark: Mark) -> None:
+        with trio.CancelScope(shield=True):
+            while mark.parts:
+                part = mark.parts.pop()
+                try:
+                    await part.store.drop_checkpoint(part.epoch)
+                except OSError:
+                    self._leftover.append(part)
+                    raise
+
+    # -- reading
+
+    @contextlib.asynccontextmanager
+    async def _being_read(self, ref: str | None) -> AsyncIterator[dict[bytes, int]]:
+        """The epochs, by prefix, of a checkpoint that can't go meanwhile; of the present when ``ref`` is None."""
+        if ref is not None:
+            mark = self.find(ref)
+            mark.readers += 1
+            try:
+                yield {part.prefix: part.epoch for part in mark.parts}
+            finally:
+                mark.readers -= 1
+        elif any(volume.read_only for volume in self._volumes.values()):
+            yield dict.fromkeys(self._volumes, NOW)
+        else:
+            async with self._lock:
+                mark = await self._create("", "moment", DAEMON)
+            try:
+                yield {part.prefix: part.epoch for part in mark.parts}
+            finally:
+                await self._forget(mark)
+
+    async def show(self, ref: str) -> dict[str, Any]:
+        """A checkpoint with what was in it: files, directories, and the sum of the files' sizes."""
+        mark = self.find(ref)
+        totals = [0, 0, 0]
+        async with self._being_read(ref):
+            for part in mark.parts:
+                counts = await trio.to_thread.run_sync(_totals, part)
+                totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        files, directories, size = totals
+        return mark.plain() | {
+            "files": files,
+            "directories": directories,
+            "bytes": size,
+            "not_included": self._excluded,
+        }
+
+    async def diff(self, a: str, b: str | None, *, patch: bool) -> dict[str, Any]:
+        """What changed from ``a`` to ``b`` (None: the present); ``complete`` is false when patches had no room."""
+        changes: list[dict[str, Any]] = []
+        patches: list[bytes] = []
+        complete = True
+        async with self._being_read(a) as then, self._being_read(b) as now:
+            for prefix in sorted(then.keys() & now.keys()):
+                store = self._volumes[prefix].store
+                part = _Span(prefix, then[prefix], now[prefix])
+                found, whole = await trio.to_thread.run_sync(_compare, store, part, patch)
+                complete = complete and whole
+                changes += [d.plain(prefix) for d in found]
+                patches += [d.patch for d in found]
+        result: dict[str, Any] = {"a": self.find(a).id, "b": None if b is None else self.find(b).id, "changes": changes}
+        if patch:
+            result |= {"patch": b"".join(patches), "complete": complete}
+        return result
+
+    async def fork(self, ref: str, thread: str) -> dict[str, Any]:
+        """Make a new thread's state volumes of a checkpoint. EEXIST when the thread is there already."""
+        mark = self.find(ref)
+        home = self._home(thread)
+        async with self._being_read(ref):
+            made = await trio.to_thread.run_sync(fork_volume, home, [(p.prefix, p.store, p.epoch) for p in mark.parts])
+        return {"id": mark.id, "thread": thread, "location": str(home), "volumes": made, "not_included": self._excluded}
+
+    # -- going back
+
+    async def restore(self, ref: str, caller: Caller) -> dict[str, Any]:
+        """Make all that the checkpoint has what it was then. EBUSY when a file that would change is open for writing.
+
+        ``before`` is the checkpoint of how things were until now, None when nothing had to change.
+        """
+        async with self._lock:
+            self._need_volumes()
+            mark = self.find(ref)
+            changes, before = await self._go_back(mark, "restore", caller)
+        return {
+            "id": mark.id,
+            "label": mark.label,
+            "changes": changes,
+            "before": None if before is None else before.id,
+            "not_included": self._excluded,
+        }
+
+    async def undo(self, caller: Caller) -> dict[str, Any]:
+        """Take back the last execute or tool call that changed something, as a whole, with what came after it."""
+        async with self._lock:
+            self._need_volumes()
+            newest = True
+            for mark in self._undoable():
+                changes, before = await self._go_back(mark, "undo", caller)
+                if before is not None:
+                    after = self._since[1:] if newest else []
+                    self._since = []
+                    return {
+                        "id": mark.id,
+                        "undone": mark.label,
+                        "after": after,
+                        "changes": changes,
+                        "before": before.id,
+                    }
+                newest = False
+        raise OSError(
+            errno.ENOENT,
+            "there is nothing to undo: no automatic checkpoint differs from the tree (see [checkpoints] in vfsd.toml)",
+        )
+
+    def _undoable(self) -> list[Mark]:
+        """The automatic checkpoints that lead to the present, newest first.
+
+        After a restore or an undo the present is what its target was, so only what came before the target counts.
+        """
+        found: list[Mark] = []
+        limit = NOW
+        for mark in reversed(self._marks.values()):
+            if mark.time_ns >= limit:
+                continue
+            if mark.cause == "auto":
+                found.append(mark)
+            elif mark.cause in ("restore", "undo"):
+                target = self._marks.get(mark.label.rpartition(" ")[2])
+                if target is None:
+                    break
+                limit = min(limit, target.time_ns)
+        return found
+
+    async def _go_back(self, mark: Mark, cause: str, caller: Caller) -> tuple[int, Mark | None]:
+        """The number of changes, and the checkpoint taken right before them."""
+        before = self._new_mark(f"before {cause} to {mark.id}", cause)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                for volume in self._volumes.values():
+                    await stack.enter_async_context(volume.store.busy)
+                # Nothing waits from here on, so that what the new checkpoint has is exactly what the restore changes.
+                plans = {p.prefix: _plan(p.prefix, self._volumes[p.prefix], p.epoch) for p in mark.parts}
+                total = sum(map(len, plans.values()))
+                if not total:
+                    return 0, None
+                for prefix, volume in self._volumes.items():
+                    made = volume.store.checkpoint_now(before.id, before.label, cause, before.time_ns)
+                    before.parts.append(Part(prefix, volume.store, made.epoch))
+                self._commit_all(plans, before, caller)
+        except OSError:
+            await self._forget(before)
+            raise
+        self._admit(before, caller)
+        self._commits = self._count()
+        return total, before
+
+    def _commit_all(self, plans: Mapping[bytes, list[Change]], before: Mark, caller: Caller) -> None:
+        """All the plans, or none."""
+        done: list[Part] = []
+        parts = {part.prefix: part for part in before.parts}
+        try:
+            for prefix, changes in plans.items():
+                self._volumes[prefix].commit_restore(changes, caller)
+                done.append(parts[prefix])
+        except OSError:
+            for part in done:
+                volume = self._volumes[part.prefix]
+                volume.commit_restore(volume.plan_restore(part.epoch), caller)
+            raise
+
+    # -- by themselves
+
+    def _count(self) -> int:
+        return sum(volume.commits for volume in self._volumes.values())
+
+    async def before_call(self, what: str, call_id: str, caller: Caller) -> None:
+        """A tool call is about to change something."""
+        if self.policy.every_calls and not (call_id and call_id == self._last_call):
+            due = self._calls % self.policy.every_calls == 0
+            self._calls += 1
+            if due:
+                await self._automatic(what, caller)
+        if not (call_id and call_id == self._last_call):
+            self._since = [*self._since[-99:], what]
+        self._last_call = call_id
+
+    async def before_execute(self, command: str, caller: Caller) -> str:
+        """A command is about to run; the id of the checkpoint before it, empty for none."""
+        what = f"execute: {command}"
+        taken = await self._automatic(what, caller) if self.policy.every_execute else ""
+        self._since = [*self._since[-99:], what]
+        return taken
+
+    async def _automatic(self, what: str, caller: Caller) -> str:
+        """Take one unless nothing changed since the last; what it comes before is more to the user than that it failed
+        to be taken, so a failure only warns."""
+        if not self._volumes or any(volume.read_only for volume in self._volumes.values()):
+            return ""
+        label = "".join(c if c.isprintable() else " " for c in what)[:LABEL_MAX]
+        async with self._lock:
+            self._since = []
+            commits = self._count()
+            newest = next(reversed(self._marks.values()), None)
+            if newest is not None and newest.cause == "auto" and commits == self._commits:
+                newest.label = label
+                return newest.id
+            try:
+                mark = await self._create(label, "auto", caller)
+            except OSError as error:
+                log.warning("no checkpoint before %s: %s", label, error.strerror)
+                return ""
+            self._commits = commits
+        return mark.id
+
+    async def maintain(self) -> None:
+        """Drop what retention says, and what an end without warning left; compact the databases of a mount at rest."""
+        while self._leftover:
+            part = self._leftover.pop()
+            if any(c.epoch == part.epoch for c in part.store.checkpoints()):
+                await part.store.drop_checkpoint(part.epoch)
+        while True:
+            # One at a time, so that nobody waits long for the lock.
+            async with self._lock:
+                surplus = self._surplus()
+                if surplus is None:
+                    break
+                await self._drop(surplus, DAEMON)
+        now, count = trio.current_time(), self._count()
+        if self._rested[0] != count:
+            self._rested = (count, now)
+        elif now - self._rested[1] > REST_SECONDS:
+            for volume in self._volumes.values():
+                if volume.store.waste() > COMPACT_BYTES:
+                    await volume.store.compact()
+
+    def _surplus(self) -> Mark | None:
+        """The oldest checkpoint that retention does not keep."""
+        automatic = [mark for mark in self._marks.values() if mark.cause != "user"]
+        keep = 1 if self._nearly_full() else self.policy.keep
+        surplus = automatic[: max(0, len(automatic) - keep)]
+        return next((mark for mark in surplus if not mark.readers), None)
+
+    def _nearly_full(self) -> bool:
+        stats = [volume.store.statfs() for volume in self._volumes.values()]
+        return any(s.bavail < NEARLY_FULL * s.blocks for s in stats)
+
+    async def collect(self) -> dict[str, int]:
+        """Give back all the space that can be (``vfsd gc``): bytes of disk before and after."""
+        self._need_volumes()
+        before = sum(volume.store.disk_used() for volume in self._volumes.values())
+        await self.maintain()
+        for volume in self._volumes.values():
+            await volume.store.compact()
+        return {"before": before, "after": sum(volume.store.disk_used() for volume in self._volumes.values())}
+
+
+@dataclass(frozen=True)
+class _Span:
+    prefix: bytes
+    then: int
+    now: int
+
+
+def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
+    try:
+        return volume.plan_restore(epoch)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not isinstance(error.filename, str):
+            raise
+        path = prefix.decode(errors="surrogateescape").rstrip("/") + error.filename
+        raise OSError(
+            errno.EBUSY, f"{path} is open for writing and would change: close it first; nothing was changed"
+        ) from None
+
+
+def _totals(part: Part) -> tuple[int, int, int]:
+    db = part.store.connect_past()
+    try:
+        return Past(db, part.epoch).totals()
+    finally:
+        db.close()
+
+
+def _compare(store: Any, span: _Span, patch: bool) -> tuple[list[Difference], bool]:
+    """Runs in a thread."""
+    db = store.connect_past()
+    try:
+        compare = Compare(Past(db, span.then), Past(db, span.now), store.read_extents)
+        found = compare.differences(history.touched(db, min(span.then, span.now), max(span.then, span.now)))
+        return found, compare.add_patches(found, PATCH_MAX) if patch else True
+    finally:
+        db.close()
