@@ -15,6 +15,7 @@ import contextlib
 import errno
 import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ class Checkpoints:
         self._commits = -1
         self._calls = 0
         self._last_call = ""
-        self._since: list[str] = []
+        self._since: deque[str] = deque(maxlen=100)
         self._rested = (0, 0.0)
         self._take_up()
 
@@ -266,8 +267,8 @@ class Checkpoints:
             for mark in self._undoable():
                 changes, before = await self._go_back(mark, "undo", caller)
                 if before is not None:
-                    after = self._since[1:] if newest else []
-                    self._since = []
+                    after = list(self._since)[1:] if newest else []
+                    self._since.clear()
                     return {
                         "id": mark.id,
                         "undone": mark.label,
@@ -350,14 +351,14 @@ class Checkpoints:
             if due:
                 await self._automatic(what, caller)
         if not (call_id and call_id == self._last_call):
-            self._since = [*self._since[-99:], what]
+            self._since.append(what)
         self._last_call = call_id
 
     async def before_execute(self, command: str, caller: Caller) -> str:
         """A command is about to run; the id of the checkpoint before it, empty for none."""
         what = f"execute: {command}"
         taken = await self._automatic(what, caller) if self.policy.every_execute else ""
-        self._since = [*self._since[-99:], what]
+        self._since.append(what)
         return taken
 
     async def _automatic(self, what: str, caller: Caller) -> str:
@@ -367,7 +368,7 @@ class Checkpoints:
             return ""
         label = "".join(c if c.isprintable() else " " for c in what)[:LABEL_MAX]
         async with self._lock:
-            self._since = []
+            self._since.clear()
             commits = self._count()
             newest = next(reversed(self._marks.values()), None)
             if newest is not None and newest.cause == "auto" and commits == self._commits:

@@ -7,11 +7,13 @@ unmount (the kernel writes back), stop the socket, close the volumes. Must not k
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -22,11 +24,13 @@ from vfsd.backends.base import VolumeError
 from vfsd.backends.local import LocalVolume
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
-from vfsd.config import Config, RouteSpec, mount_home
-from vfsd.core.types import DAEMON
+from vfsd.checkpoints import Checkpoints
+from vfsd.config import Config, ConfigError, RouteSpec, check_word, mount_home, thread_home
+from vfsd.core.types import DAEMON, ROOT_NODE
 from vfsd.doors import engines, rpc
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
+from vfsd.pastvolume import PastVolume
 from vfsd.routes import Route, RouteTable
 from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
@@ -49,6 +53,7 @@ class Daemon:
         self.config = config
         self.mountpoint = mountpoint
         self.started = 0.0
+        self.checkpoints: Checkpoints
         self._engine: engines.Engine | None = None
         self._serving = trio.CancelScope()
         self._leave = trio.Event()
@@ -100,7 +105,19 @@ class Daemon:
         system = SystemEntries(table, feed, time.time_ns)
         system.add_host()
         self._furnish(table)
+        owner = (os.geteuid(), os.getegid())
+        past = PastVolume(table.next_base(), feed, owner)
+        table.add_volume(past)
+        table.overlay(ROOT_NODE, b".checkpoints", past.root_ino, hidden=True)
+        self.checkpoints = Checkpoints(table.routes, past, self.config.checkpoints, time.time_ns, self._thread_home)
         return Vfs(table, feed, system)
+
+    def _thread_home(self, thread: str) -> Path:
+        """Where the state volumes of a thread of this mount live; EINVAL for a name that can't be a thread's."""
+        try:
+            return thread_home(self.config.name, check_word("thread", thread))
+        except ConfigError as exc:
+            raise OSError(errno.EINVAL, str(exc)) from None
 
     def _volume(self, spec: RouteSpec, base: int, feed: Feed) -> Any:
         read_only = self.config.read_only
@@ -148,6 +165,7 @@ class Daemon:
             status=lambda: self.status(vfs),
             shutdown=self._leave.set,
             version=__version__,
+            checkpoints=self.checkpoints,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals)
@@ -164,7 +182,7 @@ class Daemon:
     def _hello(self, vfs: Vfs) -> dict[str, Any]:
         entry = self.entry(vfs)
         known = {key: entry[key] for key in ("name", "thread", "routes")}
-        return known | {"mountpoint": os.fsencode(self.mountpoint)}
+        return known | {"mountpoint": os.fsencode(self.mountpoint), "executes": True}
 
     def entry(self, vfs: Vfs) -> dict[str, Any]:
         """What the runtime directory and ``status`` tell about this mount."""
@@ -220,6 +238,10 @@ class Daemon:
         while True:
             await trio.sleep(MAINTAIN_SECONDS)
             await self._maintain_once(vfs)
+            try:
+                await self.checkpoints.maintain()
+            except OSError as exc:
+                log.warning("maintenance of checkpoints: %s", exc.strerror)
 
     @staticmethod
     async def _maintain_once(vfs: Vfs) -> None:

@@ -28,11 +28,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from types import coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-import vfsd.doors.rpcfiles  # noqa: F401 - registers its operations
+import vfsd.doors.rpcadmin
+import vfsd.doors.rpcfiles  # noqa: F401 - both register their operations
 from agenttools.wire import (
     MAX_PENDING,
     SOCKET_BUFFER,
@@ -51,6 +52,9 @@ from vfsd.core.types import Caller
 from vfsd.doors.rpcops import OPS, Session
 from vfsd.paths import Paths
 from vfsd.vfs import Vfs
+
+if TYPE_CHECKING:
+    from vfsd.checkpoints import Checkpoints
 
 __all__ = [
     "VERSION",
@@ -93,9 +97,11 @@ class RpcDoor:
         status: Callable[[], dict[str, Any]],
         shutdown: Callable[[], object],
         version: str = "",
+        checkpoints: Checkpoints | None = None,
         allow_uids: Collection[int] = (),
     ) -> None:
         self.vfs = vfs
+        self.checkpoints = checkpoints
         self.paths = Paths(vfs)
         self.status = status
         self.shutdown = shutdown

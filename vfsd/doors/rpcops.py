@@ -1,6 +1,6 @@
 """The operations of the tool door: one coroutine each, from a request's parameters to a reply's fields.
 
-Here those for tools and the daemon's own; in ``rpcfiles`` those like os's.
+Here those for tools and the daemon's own; in ``rpcfiles`` those like os's, in ``rpcadmin`` those for the whole mount.
 
 Owns what a request must carry and what a connection holds (handles, uploads). Must not know sockets or frames.
 ``async op(session, message, caller) -> reply``; EINVAL names a parameter that is missing or of the wrong type, other
@@ -13,12 +13,15 @@ import contextlib
 import errno
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from vfsd import search
 from vfsd.core.types import Attr, Caller
 from vfsd.paths import Paths, fail
 from vfsd.vfs import Vfs
+
+if TYPE_CHECKING:
+    from vfsd.checkpoints import Checkpoints
 
 Message = dict[str, Any]
 _T = TypeVar("_T")
@@ -40,6 +43,7 @@ class Host(Protocol):
 
     uploaded: int
     connections: int
+    checkpoints: Checkpoints | None
     status: Callable[[], dict[str, Any]]
     shutdown: Callable[[], object]
 
@@ -199,10 +203,18 @@ async def read(s: Session, m: Message, caller: Caller) -> Message:
     return {"data": data, "size": attr.size, "mode": attr.mode, "mtime_ns": attr.mtime_ns}
 
 
+async def _before(s: Session, m: Message, caller: Caller) -> None:
+    """A tool call is about to change the file it names."""
+    if s.host.checkpoints is not None:
+        path = want(m, "path", bytes).decode(errors="replace")
+        await s.host.checkpoints.before_call(f"{caller.tool or m['op']} {path}", caller.call_id, caller)
+
+
 async def _write(s: Session, m: Message, data: bytes, caller: Caller) -> Message:
     expect = m.get("expect")
     if expect is not None and (type(expect) is not int or not 0 <= expect < 1 << 64):
         raise OSError(errno.EINVAL, "'expect' must be a 64-bit xxh3 hash")
+    await _before(s, m, caller)
     created, attr = await s.paths.write_file(
         want(m, "path", bytes),
         data,
@@ -261,6 +273,7 @@ async def upload_commit(s: Session, m: Message, caller: Caller) -> Message:
 @op
 async def delete(s: Session, m: Message, caller: Caller) -> Message:
     """{path, recursive=true} -> {}; a symlink goes, not its target"""
+    await _before(s, m, caller)
     await s.paths.delete(want(m, "path", bytes), caller, recursive=want(m, "recursive", bool, True))
     return {}
 

@@ -1,0 +1,121 @@
+"""The operations of the tool door that concern the mount as a whole: checkpoints, undo, executes, space.
+
+Registered in ``rpcops.OPS`` by being imported. Must not know sockets or frames, nor how a checkpoint is made.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from vfsd.core.types import Caller
+from vfsd.doors.rpcops import Message, Session, op, want
+
+if TYPE_CHECKING:
+    from vfsd.checkpoints import Checkpoints
+
+DIFF_MAX = 20_000
+DIFF_BYTES = 6 << 20
+"""Changes, and bytes of their paths, in one reply to ``diff``; with the largest patch a reply fits its frame."""
+
+
+def _checkpoints(s: Session) -> Checkpoints:
+    if s.host.checkpoints is None:
+        raise OSError(errno.EOPNOTSUPP, "this mount has no checkpoints")
+    return s.host.checkpoints
+
+
+@op
+async def checkpoint(s: Session, m: Message, caller: Caller) -> Message:
+    """{action, ...}: ``action`` is one of ACTIONS, with the parameters of its function"""
+    action = want(m, "action", str)
+    if action not in ACTIONS:
+        raise OSError(errno.EINVAL, f"'checkpoint' has no action {action!r}: use {', '.join(ACTIONS)}")
+    return await ACTIONS[action](_checkpoints(s), m, caller)
+
+
+async def _create(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{label=""} -> {id, label, cause, time_ns, path, routes, not_included: [{prefix, kind, why}]}"""
+    return await c.create(want(m, "label", str, ""), caller)
+
+
+async def _list(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{} -> {checkpoints: [{id, label, cause, time_ns, path, routes}...], oldest first}"""
+    return {"checkpoints": [mark.plain() for mark in c.all()]}
+
+
+async def _show(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{ref} -> as create, with files, directories, bytes"""
+    return await c.show(want(m, "ref", str))
+
+
+async def _diff(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{a, b?, patch=false} -> {a, b, changes: [{kind, path, type, what, old_path?, ...}], total, patch?, complete?}"""
+    b = None if m.get("b") is None else want(m, "b", str)
+    found = await c.diff(want(m, "a", str), b, patch=want(m, "patch", bool, False))
+    changes: list[dict[str, Any]] = found["changes"]
+    room, count = DIFF_BYTES, 0
+    for change in changes[:DIFF_MAX]:
+        room -= len(change["path"]) + len(change.get("old_path", b""))
+        if room < 0:
+            break
+        count += 1
+    return found | {"changes": changes[:count], "total": len(changes)}
+
+
+async def _restore(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{ref} -> {id, label, changes, before: id or nil, not_included}"""
+    return await c.restore(want(m, "ref", str), caller)
+
+
+async def _fork(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{ref, thread} -> {id, thread, location, volumes, not_included}"""
+    return await c.fork(want(m, "ref", str), want(m, "thread", str))
+
+
+async def _drop(c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{refs: [str]} -> {dropped: [{id, label...}]}"""
+    refs = want(m, "refs", list)
+    if not refs or not all(type(ref) is str for ref in refs):
+        raise OSError(errno.EINVAL, "'checkpoint' needs 'refs' as a list of text")
+    return {"dropped": [mark.plain() for mark in await c.drop(refs, caller)]}
+
+
+ACTIONS: dict[str, Callable[[Checkpoints, Message, Caller], Awaitable[Message]]] = {
+    "create": _create,
+    "list": _list,
+    "show": _show,
+    "diff": _diff,
+    "restore": _restore,
+    "fork": _fork,
+    "drop": _drop,
+}
+
+
+@op
+async def undo(s: Session, m: Message, caller: Caller) -> Message:
+    """{} -> {id, undone: what, after: [what came later...], changes, before: id}"""
+    return await _checkpoints(s).undo(caller)
+
+
+@op
+async def gc(s: Session, m: Message, caller: Caller) -> Message:
+    """{} -> {before, after}: bytes of disk; all the space that can be is given back"""
+    return dict(await _checkpoints(s).collect())
+
+
+@op
+async def execute_begin(s: Session, m: Message, caller: Caller) -> Message:
+    """{command: bytes, call: str} -> {checkpoint: id or ""}: a command of that marker is about to run in the tree"""
+    want(m, "call", str)
+    command = want(m, "command", bytes).decode(errors="replace")
+    taken = "" if s.host.checkpoints is None else await s.host.checkpoints.before_execute(command, caller)
+    return {"checkpoint": taken}
+
+
+@op
+async def execute_end(s: Session, m: Message, caller: Caller) -> Message:
+    """{call: str} -> {}: the command has ended"""
+    want(m, "call", str)
+    return {}
