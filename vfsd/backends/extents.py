@@ -372,6 +372,8 @@ class ExtentFile:
                 return
             self._zero_mapped(file, node, offset, first)
             self._zero_mapped(file, node, last, end)
+            if first == last:
+                return  # no whole block: an empty run must not get among the free ones
         i = j = file.index(first)
         extents = file.extents
         new: list[Extent] = []
