@@ -126,7 +126,7 @@ async def _lines() -> AsyncIterator[str]:
             yield line.decode()
 
 
-async def _commands(vfs: Any, door: Any, engine: Any) -> None:
+async def _commands(vfs: Any, door: Any, engine: Any, serving: trio.CancelScope) -> None:
     tool = Caller(os.getuid(), os.getgid(), os.getpid(), "rpc")
     waits = 0
 
@@ -175,12 +175,12 @@ async def _commands(vfs: Any, door: Any, engine: Any) -> None:
         whole, door.getattr = door.getattr, broken
 
     async def slow(request: str, seconds: float) -> None:
-        """The next such request from the shell waits."""
-        whole = getattr(door, request)
+        """The next such request waits, under the door."""
+        whole = getattr(vfs, request)
 
         async def waiting(*args: Any) -> Any:
             nonlocal waits
-            setattr(door, request, whole)
+            setattr(vfs, request, whole)
             waits += 1
             try:
                 await trio.sleep(seconds)
@@ -188,15 +188,18 @@ async def _commands(vfs: Any, door: Any, engine: Any) -> None:
             finally:
                 waits -= 1
 
-        setattr(door, request, waiting)
+        setattr(vfs, request, waiting)
 
     async def state() -> dict[str, Any]:
         return {"waiting": waits, "known": len(door.known), "requests": engine.requests, **vfs.counters()}
 
+    async def cancel() -> None:
+        serving.cancel()
+
     async def close(force: bool = False) -> None:
         await engine.close(force=force)
 
-    ops = {f.__name__: f for f in (write, read, mkdir, unlink, rename, chmod, fail, slow, state, close)}
+    ops = {f.__name__: f for f in (write, read, mkdir, unlink, rename, chmod, fail, slow, state, cancel, close)}
     async for line in _lines():
         op, *arguments = json.loads(line)
         try:
@@ -222,9 +225,11 @@ def main(mountpoint: str, name: str, database: str, waiting: str) -> None:
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_commands, vfs, door, engine)
+            serving = trio.CancelScope()
+            nursery.start_soon(_commands, vfs, door, engine, serving)
             options = engines.Options(allow_other=os.getuid() == 0)
-            await engine.run(door, mountpoint, options, lambda: print("started", flush=True))
+            with serving:
+                await engine.run(door, mountpoint, options, lambda: print("started", flush=True))
             nursery.cancel_scope.cancel()
 
     trio.run(serve)

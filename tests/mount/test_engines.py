@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -111,6 +112,48 @@ def test_a_waiting_request_lets_others_pass_and_gives_way_to_a_signal(
     with open(tree / "f") as file:
         assert file.read() == "data"
     assert tree.tool("state")["waiting"] == 0
+
+
+def test_cancelled_while_in_use_it_takes_the_mount_away(tree: Mounted) -> None:
+    fd = os.open(tree / "f", os.O_CREAT | os.O_RDWR)
+    try:
+        os.write(fd, b"data")
+        tree.send("cancel")
+        assert tree.ended()[0] == 0
+        assert engines.mounted(tree.path) is None
+        with pytest.raises(OSError):
+            os.write(fd, b"more")
+    finally:
+        with contextlib.suppress(OSError):  # pyfuse3's kernel asks at each close
+            os.close(fd)
+
+
+def test_cancelled_with_a_notification_under_way(mount: Callable[..., Mounted]) -> None:
+    """The notification waits in the kernel behind a request that will never be answered."""
+    tree = mount(waiting=True)
+    tree.tool("write", "f", "data")
+    tree.tool("slow", "read", 60)
+    reader = subprocess.Popen(["cat", tree / "f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    began = time.monotonic()
+    while tree.tool("state")["waiting"] == 0:
+        assert time.monotonic() < began + 10
+    tree.tool("write", "f", "DATA")  # waits for the page, gives up after two seconds
+    tree.send("cancel")
+    try:
+        status, log = tree.ended()
+    finally:
+        reader.kill()
+    assert status == 0
+    assert "has not dropped" in log
+    assert reader.wait(20) == 1  # EIO, not our kill
+    assert engines.mounted(tree.path) is None
+
+
+@as_root
+def test_a_cut_connection_ends_the_process_and_leaves_no_dead_mount(tree: Mounted) -> None:
+    engines.abort(tree.path)
+    assert tree.ended()[0] == 0
+    assert engines.mounted(tree.path) is None
 
 
 def test_lookups_are_given_back(tree: Mounted) -> None:

@@ -78,6 +78,11 @@ class Notifier:
         for _, event in self._waiting:
             event.set()
 
+    def join(self, seconds: float = PATIENCE) -> bool:
+        """After the context is left: waits for the worker. False when it is still in the kernel."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def _committed(self, commit: Commit) -> None:
         if not self._live:
             return

@@ -60,17 +60,30 @@ class Pyfuse3Engine:
         except RuntimeError as e:
             # libfuse has written the reason to stderr and keeps no errno.
             raise OSError(errno.EPERM, f"cannot mount: {e}", mountpoint) from None
+        ended = False
+        notifier = Notifier(door.vfs.feed, door, _inval_inode, pyfuse3.invalidate_entry)
         try:
-            with Notifier(door.vfs.feed, door, _inval_inode, pyfuse3.invalidate_entry):
+            with notifier:
                 await pyfuse3.main()
+            ended = True
         finally:
-            # Not while the name is unmounted already: by now something else may be mounted there.
-            pyfuse3.close(unmount=transport.mounted(mountpoint) is not None)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(_take_down, notifier, mountpoint, ended)
             door.closed()
 
     async def close(self, *, force: bool = False) -> None:
-        """Unmounts; EBUSY while something is open below, unless ``force`` (then what is open fails from now on)."""
+        """Unmounts; EBUSY while something is open below, unless ``force``: then the name goes now, the mount with the
+        last who uses it."""
         await trio.to_thread.run_sync(lambda: transport.unmount(self._mountpoint, lazy=force))
+
+
+def _take_down(notifier: Notifier, mountpoint: str, ended: bool) -> None:
+    """After the last request: the session and what may be left of the mount. Not on the loop: it may wait."""
+    if not ended or transport.is_dead(mountpoint):
+        # First of all: the notifier may be waiting in the kernel for a request that nobody will answer now.
+        transport.remove(mountpoint)
+    if notifier.join():
+        pyfuse3.close(unmount=False)
 
 
 def _inval_inode(ino: int, offset: int, length: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import shutil
 import socket
@@ -22,6 +23,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _MNT_DETACH = 2
 _SECONDS = 30.0
 
+log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -151,6 +153,16 @@ def abort(mountpoint: str) -> None:
         _libc.mount(b"fusectl", os.fsencode(_CONNECTIONS), b"fusectl", ctypes.c_ulong(0), None)
     with open(f"{_CONNECTIONS}/{os.minor(device)}/abort", "w") as file:
         file.write("1")
+
+
+def remove(mountpoint: str) -> None:
+    """Takes a mount away whoever uses it: cuts the connection, then unmounts. What fails is logged."""
+    for act in (abort, lambda path: unmount(path, lazy=True)):
+        try:
+            act(mountpoint)
+        except OSError as e:
+            if e.errno != errno.EINVAL:  # it is there no more
+                log.warning("removing the mount %s: %s", mountpoint, e)
 
 
 def read_ahead(mountpoint: str, kib: int) -> bool:
