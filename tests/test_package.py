@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORT_MS = 100
@@ -20,14 +22,17 @@ def _name(requirement: str) -> str:
     return match[0].lower().replace("_", "-")
 
 
-def test_lock_pins_with_hashes_and_names_no_index() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize(
+    ("file", "extras"), [("requirements.lock", ["dev"]), ("requirements-adapters.lock", ["dev", "adapters"])]
+)
+def test_lock_pins_with_hashes_and_names_no_index(file: str, extras: list[str]) -> None:
+    lock = (ROOT / file).read_text()
     assert not re.search(r"https?:|file:|--(extra-)?index-url|--find-links|--trusted-host", lock)
     blocks = re.findall(r"^([a-z0-9-]+)==\S+ \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", lock, re.MULTILINE)
     pinned = {name for name, _ in blocks}
     lines = [line for line in lock.splitlines() if line and not line.startswith((" ", "#"))]
     assert len(lines) == len(blocks)
-    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    wanted = PROJECT["dependencies"] + [one for extra in extras for one in PROJECT["optional-dependencies"][extra]]
     assert {_name(requirement) for requirement in wanted} <= pinned
 
 
