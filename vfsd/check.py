@@ -15,7 +15,11 @@ from vfsd.backends.database import FORMAT, connect, lock_volume, recover
 from vfsd.backends.journal import Journal
 
 _RULES: tuple[tuple[str, str], ...] = (
-    ("the root directory is missing", "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM node WHERE id=1 AND mode>>12=4)"),
+    (
+        "the root directory is missing",  # a volume that was killed before its first commit has none, nor anything else
+        "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM node WHERE id=1 AND mode>>12=4)"
+        " AND (EXISTS (SELECT 1 FROM node) OR EXISTS (SELECT 1 FROM dentry))",
+    ),
     (
         "entry {1!r} of node {0} leads to node {2}, which does not exist",
         "SELECT parent, name, node FROM dentry WHERE node NOT IN (SELECT id FROM node)",

@@ -67,7 +67,7 @@ class TreeVolume:
         self.base = base
         self.kind = backend.kind
         self.backend = backend
-        self.read_only = read_only
+        self.read_only = False
         self.root_ino = base | ROOT_NODE
         self.commits = 0
         self._feed = feed
@@ -84,6 +84,8 @@ class TreeVolume:
         orphans = [self._insert(s) for s in backend.orphans()]
         if orphans:
             self._commit(DAEMON, "purge", plans.forget(orphans))
+        # From here on: a new volume still needs its root, one whose daemon was killed its purge.
+        self.read_only = read_only
 
     # -- residency
 
