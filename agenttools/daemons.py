@@ -7,12 +7,13 @@ The daemon outlives who started it; ``vfsd umount NAME`` ends it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from typing import Any
 
 from agenttools import wire
@@ -49,7 +50,6 @@ class ThreadClient(Client):
         self.thread = thread_word(thread)
         self.mount = mount_name(thread, name or "default")
         self._config = None if config is None else os.path.abspath(config)
-        self._starting = threading.Lock()
         super().__init__(name=self.mount, **options)
 
     def call(self, op: str, /, **params: Any) -> wire.Message:
@@ -67,12 +67,22 @@ class ThreadClient(Client):
         return await super().acall(op, **params)
 
     def _begin(self) -> None:
-        with self._starting:
+        """Have the daemon running. One at a time, in whichever process: a second ``vfsd mount`` would be refused."""
+        try:
+            home = os.path.join(wire.make_runtime_dir(), "mnt")
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            turn = os.open(os.path.join(home, f"{self.mount}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise self._failed(f"{exc.filename}: {exc.strerror}") from None
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX)
             if not self._answers():
-                problem = self._mount()
-                # Someone else may have been faster.
-                if problem and not self._answers():
-                    raise VfsdUnavailable(f"the daemon of thread {self.thread!r} did not start: {problem}")
+                self._mount(os.path.join(home, self.mount))
+        finally:
+            os.close(turn)
+
+    def _failed(self, why: str) -> VfsdUnavailable:
+        return VfsdUnavailable(f"the daemon of thread {self.thread!r} did not start: {why}")
 
     def _answers(self) -> bool:
         try:
@@ -82,18 +92,12 @@ class ThreadClient(Client):
             return False
         return True
 
-    def _mount(self) -> str:
-        """Run ``vfsd mount``; why it failed, or ""."""
+    def _mount(self, point: str) -> None:
         program = _vfsd()
         if program is None:
-            return "there is no vfsd command here; pip install vfsd"
-        try:
-            point = os.path.join(wire.make_runtime_dir(), "mnt", self.mount)
-            os.makedirs(point, mode=0o700, exist_ok=True)
-        except FileExistsError:
-            pass  # a mount that its daemon has left: vfsd recovers it
-        except OSError as exc:
-            return f"{exc.filename}: {exc.strerror}"
+            raise self._failed("there is no vfsd command here; pip install vfsd")
+        with contextlib.suppress(OSError):  # what its daemon left there, dead, is for vfsd to clear away
+            os.mkdir(point, 0o700)
         config = [] if self._config is None else ["--config", self._config]
         command = [program, "mount", "--name", self.mount, "--thread", self.thread, *config, point]
         try:
@@ -101,10 +105,11 @@ class ThreadClient(Client):
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return f"no answer from it within {START_S:g} seconds"
+            raise self._failed(f"no answer from it within {START_S:g} seconds") from None
         except OSError as exc:
-            return f"{program}: {exc.strerror}"
-        return done.stderr.strip().removeprefix("vfsd: ") or "no reason was given" if done.returncode else ""
+            raise self._failed(f"{program}: {exc.strerror}") from None
+        if done.returncode:
+            raise self._failed(done.stderr.strip().removeprefix("vfsd: ") or "no reason was given")
 
 
 def _vfsd() -> str | None:
