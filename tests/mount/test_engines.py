@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -154,6 +155,30 @@ def test_a_cut_connection_ends_the_process_and_leaves_no_dead_mount(tree: Mounte
     engines.abort(tree.path)
     assert tree.ended()[0] == 0
     assert engines.mounted(tree.path) is None
+
+
+@as_root
+def test_regression_a_forged_file_handle_does_not_end_the_mount(tree: Mounted) -> None:
+    """open_by_handle_at(2) lets root make the kernel ask for any inode number, here one of a volume that is not."""
+    with open(tree / "f", "w") as file:
+        file.write("data")
+    handle = ctypes.create_string_buffer(struct.pack("<Ii", 128, 0) + bytes(128))
+    mount_id = ctypes.c_int()
+    at_fdcwd = -100
+    assert libc.name_to_handle_at(at_fdcwd, os.fsencode(tree / "f"), handle, ctypes.byref(mount_id), 0) == 0
+    size, kind = struct.unpack_from("<Ii", handle)
+    directory = os.open(tree.path, os.O_RDONLY)
+    try:
+        fd = libc.open_by_handle_at(directory, handle, os.O_RDONLY)
+        assert fd >= 0
+        assert os.read(fd, 10) == b"data"
+        os.close(fd)
+        forged = struct.pack("<Ii", size, kind) + b"\xff\xff\xff\x7f" * (size // 4)
+        assert libc.open_by_handle_at(directory, ctypes.create_string_buffer(forged), os.O_RDONLY) == -1
+    finally:
+        os.close(directory)
+    with open(tree / "f") as file:
+        assert file.read() == "data"
 
 
 def test_lookups_are_given_back(tree: Mounted) -> None:

@@ -148,21 +148,22 @@ class NativeEngine:
                 continue
             handler = handlers.get(opcode)
             if handler is None:
-                self._plain(opcode, unique, ino, view[body_at:end])
+                self._without_handler(opcode, unique, ino, view[body_at:end])
                 continue
             if (uid, gid, pid) != credentials:
                 credentials = (uid, gid, pid)
                 caller = Caller(uid, gid, pid)
-            if is_inline(ino) and opcode not in _WAITING:
-                try:
+            try:
+                if is_inline(ino) and opcode not in _WAITING:
                     payload = await handler(ino, view[body_at:end], caller)
-                except Exception as e:
-                    self._reply(unique, self._failed(e, opcode, ino))
                 else:
-                    self._reply(unique, 0, payload)
+                    body = memoryview(bytes(view[body_at:end]))
+                    nursery.start_soon(self._answer, handler, opcode, unique, ino, body, caller)
+                    continue
+            except Exception as e:
+                self._reply(unique, self._failed(e, opcode, ino))
             else:
-                body = memoryview(bytes(view[body_at:end]))
-                nursery.start_soon(self._answer, handler, opcode, unique, ino, body, caller)
+                self._reply(unique, 0, payload)
             moment = now()
             spin_until = moment + spin
             if moment > break_at:
@@ -203,16 +204,14 @@ class NativeEngine:
                 if e.errno == errno.EINVAL and not error:
                     self._reply(unique, errno.EIO)
 
-    def _plain(self, opcode: int, unique: int, ino: int, body: memoryview) -> None:
+    def _without_handler(self, opcode: int, unique: int, ino: int, body: memoryview) -> None:
         """Requests with no handler: those about requests, and those we do not know."""
-        if opcode == p.FORGET:
-            self._door.forget(ino, p.forget(body))
-        elif opcode == p.BATCH_FORGET:
+        if opcode in (p.FORGET, p.BATCH_FORGET):
             try:
-                for forgotten, count in p.batch_forget(body):
+                for forgotten, count in [(ino, p.forget(body))] if opcode == p.FORGET else p.batch_forget(body):
                     self._door.forget(forgotten, count)
-            except p.ProtocolError as e:
-                log.error("the kernel sent %s", e)
+            except Exception as e:  # there is nobody to answer, and the mount must live
+                self._failed(e, opcode, ino)
         elif opcode == p.INTERRUPT:
             # One that is not found was answered already.
             scope = self._tasks.get(p.forget(body))
