@@ -139,6 +139,16 @@ def test_files_of_the_daemon_are_private(world: World) -> None:
     assert oct((world.run_dir / "vfsd/default.sock").stat().st_mode & 0o777) == "0o600"
 
 
+def test_daemon_keeps_nothing_of_its_starter_open(world: World) -> None:
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "vfsd", "mount", str(world.mp)]
+    subprocess.run(command, env=world.env, pass_fds=[write_end], stdout=subprocess.DEVNULL, timeout=SECONDS, check=True)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        assert pipe.read() == b""
+    assert os.readlink(f"/proc/{world.status()['pid']}/cwd") == "/"
+
+
 def test_umask_is_the_callers(world: World) -> None:
     place = world.directory("host")
     world.vfsd("mount", world.mp, "--route", f"/host/=local:{place}")
@@ -404,6 +414,16 @@ def test_umount_by_force(world: World) -> None:
         assert world.vfsd("umount", "--force", world.mp).stdout == f"unmounted {world.mp}\n"
         with pytest.raises(OSError):
             os.pread(held.fileno(), 1, 0)
+
+
+def test_umount_by_force_of_a_daemon_that_hangs(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    (world.mp / "f").write_text("kept")
+    os.kill(world.status()["pid"], signal.SIGSTOP)
+    assert "had died without unmounting" in world.vfsd("umount", "--force", "default").stderr
+    assert world.mounts() == []
+    world.vfsd("mount", world.mp)
+    assert (world.mp / "f").read_text() == "kept"
 
 
 def test_umount_from_inside(world: World) -> None:

@@ -7,6 +7,7 @@ commands call; the ones that only ``mount`` needs are imported there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -19,13 +20,17 @@ from typing import Any
 
 from vfsd import __version__, config, mountpoint, registry
 from vfsd.control import ask
-from vfsd.doors.engines import unmount
+from vfsd.doors.engines import abort, unmount
 
 STATUS_SECONDS = 2.0
 """How long ``status`` waits for one daemon's answer."""
 
 UMOUNT_SECONDS = 60.0
 """How long ``umount`` waits for the last bytes to be written."""
+
+
+FORCE_SECONDS = 5.0
+"""How long ``umount --force`` lets the daemon try by itself."""
 
 
 class Failure(Exception):
@@ -196,6 +201,14 @@ def _umount(args: argparse.Namespace) -> int:
     if args.force or dev is None:
         # The daemon's own way out: it unmounts, and cuts off who is still there. Also where the mount can't be seen.
         os.kill(pid, signal.SIGTERM)
+        if args.force and not registry.wait_gone(name, FORCE_SECONDS):
+            # It hangs. What it acknowledged is safe from a kill, and a cut connection lets its callers go.
+            with contextlib.suppress(OSError):
+                abort(path)
+            os.kill(pid, signal.SIGKILL)
+            registry.wait_gone(name, FORCE_SECONDS)
+            _clean_dead(entry)
+            return 0
     else:
         _umount_seen(path, dev, lazy=args.lazy)
     if args.lazy:

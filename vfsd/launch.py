@@ -95,6 +95,9 @@ def _become_daemon(config: Config, mountpoint: str, log: Path, pipe: int) -> Non
     try:
         os.setsid()
         os.chdir("/")
+        # What the caller happened to have open must not stay open as long as the mount: a reader of it would wait.
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         # Owner only, and before the handler makes it: paths of the tree are in it.
         stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         handler = logging.handlers.RotatingFileHandler(
