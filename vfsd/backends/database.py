@@ -92,6 +92,11 @@ def lock_volume(directory: Path) -> int:
     return fd
 
 
+def corrupt(directory: Path, error: sqlite3.Error) -> str:
+    """The sentence for a database that SQLite can't make sense of."""
+    return f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
+
+
 def connect_again(directory: Path) -> sqlite3.Connection:
     """A further connection to a volume that is open, for the thread that folds; its commits survive power loss."""
     db = sqlite3.connect(directory / "tree.db", isolation_level=None, timeout=30)
@@ -104,6 +109,7 @@ def connect_again(directory: Path) -> sqlite3.Connection:
 def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
     """Open the volume's database, made when absent and ``new``. Raises VolumeError (corrupt, newer, unreadable)."""
     path = directory / "tree.db"
+    db, opened = None, False
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         db.execute("PRAGMA journal_mode=WAL").fetchone()
@@ -119,12 +125,14 @@ def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
                 f"PRAGMA user_version={FORMAT}; COMMIT"
             )
         db.execute("SELECT seq FROM folded").fetchone()
+        opened = True
     except sqlite3.OperationalError as error:
         raise VolumeError(f"volume {directory} can't be opened: {error}") from None
     except sqlite3.DatabaseError as error:
-        raise VolumeError(
-            f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
-        ) from None
+        raise VolumeError(corrupt(directory, error)) from None
+    finally:
+        if db is not None and not opened:
+            db.close()
     return db
 
 

@@ -24,7 +24,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -54,19 +54,6 @@ class SqliteBackend:
 
     def __init__(self, directory: Path) -> None:
         self._dir = directory
-        self._lock = lock_volume(directory)
-        try:
-            self._db = connect(directory)
-            self._journal = Journal(directory)
-            fd = os.open(directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            database.recover(self._db, self._journal, directory)
-        except OSError as error:
-            os.close(self._lock)
-            raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
-        except VolumeError:
-            os.close(self._lock)
-            raise
-        self._execute = self._db.execute
         self._pending: list[Rows] = []
         self._batch: list[Rows] = []
         self._batch_seq = 0
@@ -75,6 +62,27 @@ class SqliteBackend:
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
         self.busy = trio.Lock()
         self._bad: str | None = None
+        self._lock = lock_volume(directory)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._lock)
+            try:
+                self._open(directory, undo)
+            except OSError as error:
+                raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
+            except sqlite3.Error as error:
+                raise VolumeError(database.corrupt(directory, error)) from None
+            undo.pop_all()
+        self._fill_ballast()
+
+    def _open(self, directory: Path, undo: contextlib.ExitStack) -> None:
+        self._db = connect(directory)
+        undo.callback(self._db.close)
+        self._execute = self._db.execute
+        self._journal = Journal(directory)
+        undo.callback(self._journal.close)
+        fd = os.open(directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        undo.callback(os.close, fd)
+        database.recover(self._db, self._journal, directory)
         self._data = ExtentFile(fd, self._fetch, self._keeps)
         self.read = self._data.read
         self.seek = self._data.seek
@@ -85,13 +93,22 @@ class SqliteBackend:
         self._last_node = self.next_node() - 1
         self._nodes: int = self._execute("SELECT count(*) FROM node").fetchone()[0]
         self._xattr_nodes: set[int] = {n for (n,) in self._execute("SELECT DISTINCT node FROM xattr")}
-        self._fill_ballast()
+        # Asked for again when the tree is built: whatever can't be read of the start is found here.
+        self.root()
+        self.orphans()
 
     # -- loading
 
     def _fetch(self, node: int) -> list[Extent]:
-        query = "SELECT offset, length, disk, epoch FROM extent WHERE node=? ORDER BY offset"
-        return self._execute(query, (node,)).fetchall()
+        return self._rows("SELECT offset, length, disk, epoch FROM extent WHERE node=? ORDER BY offset", node)
+
+    def _rows(self, query: str, node: int) -> list[Any]:
+        """What the database has of a node. Raises EIO."""
+        try:
+            return self._execute(query, (node,)).fetchall()
+        except sqlite3.Error as error:
+            log.error("volume %s: node %d can't be read: %s", self._dir, node, error)
+            raise fail(errno.EIO) from error
 
     def _keeps(self, node: int) -> bool:
         """True while the database does not have the node's extents as they are."""
@@ -118,10 +135,8 @@ class SqliteBackend:
         return [Stored(*row) for row in self._execute(f"SELECT {database.STORED} FROM node n WHERE nlink=0")]
 
     def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
-        rows = self._execute(
-            f"SELECT d.name, {database.STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=?", (directory,)
-        )
-        return [(row[0], Stored(*row[1:])) for row in rows]
+        query = f"SELECT d.name, {database.STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=?"
+        return [(row[0], Stored(*row[1:])) for row in self._rows(query, directory)]
 
     def xattrs(self, node: int) -> dict[bytes, bytes]:
         found = self._xattrs.get(node)
@@ -129,7 +144,7 @@ class SqliteBackend:
             return found
         if node not in self._xattr_nodes:
             return {}
-        return dict(self._execute("SELECT name, value FROM xattr WHERE node=?", (node,)).fetchall())
+        return dict(self._rows("SELECT name, value FROM xattr WHERE node=?", node))
 
     def blocks(self, node: int) -> int:
         return self._data.map(node).used // 512
