@@ -63,7 +63,12 @@ def open_vfs(routes: dict[str, tuple[str, Path]], *, system: bool = False) -> Vf
     table, feed = RouteTable(), Feed()
     for prefix, (kind, place) in routes.items():
         volume = open_volume(kind, place, feed, base=table.next_base())
-        table.mount(Route(os.fsencode(prefix), kind, str(place), volume))
+        try:
+            table.mount(Route(os.fsencode(prefix), kind, str(place), volume))
+        except OSError:
+            for volume in reversed(table.volumes):
+                volume.close()
+            raise
     entries = SystemEntries(table, feed, time.time_ns)
     if system:
         entries.add_host()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from types import CoroutineType
 from typing import Any
 
-from vfsd.core.plans import fail
+from vfsd.core.plans import RENAME_EXCHANGE, fail
 from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.feed import Feed
 from vfsd.routes import Overlay, RouteTable
@@ -279,6 +279,8 @@ class Vfs:
         self._refuse_overlaid(new_parent, new_name, errno.EBUSY)
         if parent >> NODE_BITS != new_parent >> NODE_BITS:
             raise fail(errno.EXDEV, name)
+        if not flags & RENAME_EXCHANGE and (parent, name) != (new_parent, new_name):
+            self._refuse_mount_below(new_parent, new_name, errno.ENOTEMPTY)
         await self._mutate("rename", caller, parent, name, new_parent, new_name, flags, caller)
 
     # -- mutating: attributes and contents

@@ -57,7 +57,7 @@ def test_a_second_daemon_is_told_the_pid(place: Path) -> None:
 def test_no_volume_there(tmp_path: Path) -> None:
     assert check_volume(tmp_path) == [f"{tmp_path} holds no volume (no tree.db)"]
     (tmp_path / "file").write_text("")
-    with pytest.raises(VolumeError, match="can't be opened: (Not a directory|File exists)"):
+    with pytest.raises(VolumeError, match=r"can't be opened: (Not a directory|File exists)"):
         open_volume("state", tmp_path / "file")
 
 
