@@ -58,6 +58,13 @@ class Handles:
             found[handle.node.id] = found.get(handle.node.id, False) or writes
         return found
 
+    def writes(self, node: Node, but: int = 0) -> bool:
+        """Whether a handle other than ``but`` may write to the node."""
+        return any(
+            handle.node is node and number != but and handle.flags & os.O_ACCMODE != os.O_RDONLY
+            for number, handle in self._open.items()
+        )
+
     def remove(self, fh: int) -> Node:
         """Unpin and forget; returns the node. Raises EBADF."""
         handle = self._open.pop(fh, None)

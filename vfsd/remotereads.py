@@ -1,0 +1,191 @@
+"""What a route that waits shows: names and contents that are in memory at once, others after a wait for the remote.
+
+Owns which operations wait, and what is common to all that change something. Must not know how contents go to the
+remote (``remotefiles``) or how names do (``remotevolume``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import trio
+
+from vfsd.backends.remote import Meta
+from vfsd.core import plans
+from vfsd.core.changes import Change, Dentry, NoDentry, Put, Xattr
+from vfsd.core.plans import fail
+from vfsd.core.tree import Node
+from vfsd.core.types import DAEMON, NODE_MASK, ROOT_NODE, Caller, DirEntry
+from vfsd.remotetree import RemoteTree
+from vfsd.volume import TreeVolume
+
+
+class RemoteReads(RemoteTree):
+    """What ``RemoteFiles`` builds on. A method gives a result, or a coroutine where it must wait for one."""
+
+    # -- the one way a change of ours happens
+
+    def _commit(self, caller: Caller, op: str, changes: Sequence[Change]) -> None:
+        if caller is DAEMON:
+            self._apply(op, changes)
+            return
+        super()._commit(caller, op, changes)
+        for c in changes:
+            if isinstance(c, (Dentry, NoDentry)) and c.parent in self._explicit:
+                self._stale_dirs.add(c.parent)
+        self._after(changes)
+
+    def _need_writable(self) -> None:
+        self._need_loaded()
+        if self.read_only:
+            raise fail(errno.EROFS)
+
+    @contextlib.asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """The lane, for something that is then seen through: half a change at the remote is no answer to a signal."""
+        self._need_writable()
+        async with self.lane:
+            with trio.CancelScope(shield=True):
+                yield
+
+    def _path(self, parent: int, name: bytes) -> bytes:
+        """The path of a name that is to be; EILSEQ and such when the remote can't have it, ENOENT."""
+        above = self.tree.path(self._dir(parent))
+        if above is None:
+            raise fail(errno.ENOENT, name)
+        plans.check_name(name)
+        path = above.rstrip(b"/") + b"/" + name
+        self.remote.check(path)
+        return path
+
+    def _paths(self, node: Node) -> list[bytes]:
+        """All paths of a node."""
+        if node.nlink > 1 and not node.is_dir:
+            return [path for path, found in self._below(self.tree.nodes[ROOT_NODE], b"") if found is node]
+        path = self.tree.path(node)
+        return [] if path is None or not node.nlink else [path]
+
+    def _below(self, directory: Node, prefix: bytes) -> Iterator[tuple[bytes, Node]]:
+        for name, child in (directory.children or {}).items():
+            path = prefix + b"/" + name
+            yield path, child
+            if child.children:
+                yield from self._below(child, path)
+
+    def _meta(self, node: Node, **other: Any) -> Meta:
+        """The attributes of a node as the remote keeps them."""
+        link = ""
+        if node.nlink > 1 and not node.is_dir:
+            link = next((text for text, n in self._links.items() if n == node.id), "")
+        meta = Meta(
+            node.mode, node.uid, node.gid, node.rdev, node.atime_ns, node.mtime_ns, node.ctime_ns, node.target,
+            tuple(sorted(self.backend.xattrs(node.id).items())), link,
+        )  # fmt: skip
+        return meta._replace(**other)
+
+    def _meta_after(self, node: Node, changes: Sequence[Change]) -> Meta:
+        """The attributes a node has once the changes are made."""
+        meta = self._meta(node)
+        xattrs = dict(meta.xattrs)
+        for c in changes:
+            if type(c) is Put and c.node == node.id:
+                meta = of_put(c, meta)
+            elif type(c) is Xattr and c.node == node.id:
+                if c.value is None:
+                    xattrs.pop(c.name, None)
+                else:
+                    xattrs[c.name] = c.value
+        return meta._replace(xattrs=tuple(sorted(xattrs.items())))
+
+    # -- listing and reading
+
+    async def _listed(self, ino: int) -> None:
+        """Bring a directory's entries into memory where they are not; the lane is held."""
+        if ino & NODE_MASK not in self._unlisted:
+            return
+        node = self._node(ino)
+        path = self.tree.path(node)
+        if path is None:
+            raise fail(errno.ENOENT)
+        found = await self._call(f"list {os.fsdecode(path)}", self.remote.scan, path)
+        await self._absorb_gently(found, ())
+        self._unlisted.discard(node.id)
+
+    def _after_listing(self, ino: int, then: Callable[..., Any], *args: Any) -> Any:
+        """``then(ino, ...)`` at once, or after the directory was listed."""
+        self._need_loaded()
+        number = ino & NODE_MASK
+        if number not in self._unlisted:
+            return then(self, ino, *args)
+
+        async def wait() -> Any:
+            async with self.lane:
+                await self._listed(ino)
+            return then(self, ino, *args)
+
+        return wait()
+
+    def lookup(self, parent: int, name: bytes) -> Any:
+        return self._after_listing(parent, TreeVolume.lookup, name)
+
+    def peek(self, parent: int, name: bytes) -> Node:
+        """What is known without waiting."""
+        return TreeVolume.lookup(self, parent, name)
+
+    def opendir(self, ino: int, caller: Caller) -> Any:
+        return self._after_listing(ino, TreeVolume.opendir, caller)
+
+    def readdir(self, ino: int, fh: int, offset: int) -> Iterator[DirEntry]:
+        self._need_loaded()
+        return TreeVolume.readdir(self, ino, fh, offset)
+
+    def children(self, ino: int) -> Any:
+        return self._after_listing(ino, TreeVolume.children)
+
+    def read(self, ino: int, fh: int, offset: int, length: int) -> Any:
+        number = ino & NODE_MASK
+        if number in self._absent:
+            return self._read_absent(self._node(ino), offset, length)
+        if self.remote.verifies and number in self._dirty and not self._writes(fh):
+            raise fail(errno.EBUSY)
+        return TreeVolume.read(self, ino, fh, offset, length)
+
+    async def _read_absent(self, node: Node, offset: int, length: int) -> bytes:
+        path = self.tree.path(node)
+        if self.remote.ranges and path is not None:
+            left = min(length, node.size - offset)
+            if left <= 0:
+                return b""
+            what = f"read {os.fsdecode(path)}"
+            return await self._call(what, self.remote.read, path, offset, left, wait=False)
+        whole = length >= node.size
+        await self._fetch(node)
+        return TreeVolume.read(self, node.ino, 0, offset, node.size if whole else length)
+
+    def _writes(self, fh: int) -> bool:
+        handle = self._handles.find(fh)
+        return handle is not None and handle.flags & os.O_ACCMODE != os.O_RDONLY
+
+    def seek(self, ino: int, fh: int, offset: int, whence: int) -> Any:
+        return self._with_content(ino, lambda: TreeVolume.seek(self, ino, fh, offset, whence))
+
+    def _with_content(self, ino: int, then: Callable[[], Any]) -> Any:
+        """``then()`` at once, or once the content is in memory."""
+        if ino & NODE_MASK not in self._absent:
+            return then()
+
+        async def wait() -> Any:
+            await self._fetch(self._node(ino))
+            return then()
+
+        return wait()
+
+
+def of_put(put: Put, like: Meta | None) -> Meta:
+    """The attributes a Put sets, the rest as in ``like``."""
+    meta = Meta(put.mode, put.uid, put.gid, put.rdev, put.atime_ns, put.mtime_ns, put.ctime_ns)
+    return meta if like is None else meta._replace(target=like.target, xattrs=like.xattrs, link=like.link)
