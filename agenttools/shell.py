@@ -19,7 +19,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from errno import EACCES, ENOENT, ENOTDIR, EOPNOTSUPP
 from typing import Any, TypeVar
 
@@ -110,9 +110,28 @@ def execute(
     def run(launch: Launch) -> ExecuteResult:
         name = absolute(output_file or f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}")
         output = Output(max_output, launch.mountpoint + name, max_file)
-        return run_command(launch, command, call, limit, output, name, cancellation)
+        with _told(client, command, call, call_id):
+            return run_command(launch, command, call, limit, output, name, cancellation)
 
     return _in_view(client, view, cwd, env or {}, call, mountpoint, run)
+
+
+@contextlib.contextmanager
+def _told(client: TreeClient, command: str, call: str, call_id: str | None) -> Iterator[None]:
+    """Tell a daemon that wants to know when the command begins and ends: it may take a checkpoint before.
+
+    Told when the view is made, so that what the view needs in the tree does not count as the command's.
+    """
+    if not client.hello.get("executes"):
+        yield
+        return
+    tags = {"call": call, "tool": "execute"} | ({} if call_id is None else {"call_id": call_id})
+    client.call("execute_begin", command=os.fsencode(command), **tags)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the command has run, whatever has become of the daemon
+            client.call("execute_end", **tags)
 
 
 async def aexecute(client: TreeClient, command: str, **options: Any) -> ExecuteResult:

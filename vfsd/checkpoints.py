@@ -15,30 +15,33 @@ import contextlib
 import errno
 import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from vfsd.backends import history
 from vfsd.backends.history import NOW, Past
+from vfsd.backends.sqlite import SqliteBackend
 from vfsd.config import CheckpointPolicy
 from vfsd.core.changes import Change
-from vfsd.core.types import DAEMON, Caller
-from vfsd.difference import Compare, Difference
+from vfsd.core.types import DAEMON, NODE_MASK, Caller
+from vfsd.difference import Compare, Difference, without_stubs
 from vfsd.fork import fork_volume
 from vfsd.marks import LABEL_MAX, Mark, check_label, find, why_excluded
-from vfsd.pastvolume import Part, PastVolume
-from vfsd.routes import Route
+from vfsd.pastslots import Part
+from vfsd.pastvolume import PastVolume
+from vfsd.routes import RouteTable
 from vfsd.statevolume import StateVolume
 
 log = logging.getLogger(__name__)
 
 PATCH_MAX = 4 << 20
 """Bytes of all the patches of one diff."""
+
+_REMEMBERED = 100
+"""Tool calls remembered of one automatic checkpoint, to be told of when it is gone back to."""
 
 NEARLY_FULL = 0.05
 """Share of the disk that is free below which all automatic checkpoints but the newest are given up."""
@@ -59,19 +62,20 @@ class Checkpoints:
 
     def __init__(
         self,
-        routes: Sequence[Route],
+        table: RouteTable,
         past: PastVolume,
         policy: CheckpointPolicy,
         clock: Callable[[], int],
         home: Callable[[str], Path],
     ) -> None:
         self.policy = policy
-        self._volumes: dict[bytes, StateVolume] = {r.prefix: r.volume for r in routes if r.kind == "state"}
+        self._volumes: dict[bytes, StateVolume] = {r.prefix: r.volume for r in table.routes if r.kind == "state"}
         self._excluded = [
             {"prefix": r.prefix, "kind": r.kind, "why": why_excluded(r.kind)}
-            for r in routes
+            for r in table.routes
             if r.kind not in ("state", "system")
         ]
+        self._hidden = table.hidden
         self._past = past
         self._clock = clock
         self._home = home
@@ -81,7 +85,7 @@ class Checkpoints:
         self._commits = -1
         self._calls = 0
         self._last_call = ""
-        self._since: deque[str] = deque(maxlen=100)
+        self._latest: Mark | None = None
         self._rested = (0, 0.0)
         self._take_up()
 
@@ -89,7 +93,7 @@ class Checkpoints:
         found: dict[str, Mark] = {}
         for prefix, volume in self._volumes.items():
             for c in volume.store.checkpoints():
-                part = Part(prefix, volume.store, c.epoch)
+                part = Part(prefix, volume.store, c.epoch, volume.base)
                 if c.cause == "moment":
                     self._leftover.append(part)
                 else:
@@ -131,7 +135,7 @@ class Checkpoints:
             try:
                 for prefix, volume in self._volumes.items():
                     made = await volume.store.checkpoint(mark.id, label, cause, mark.time_ns)
-                    mark.parts.append(Part(prefix, volume.store, made.epoch))
+                    mark.parts.append(Part(prefix, volume.store, made.epoch, volume.base))
                 if cause != "moment":
                     self._admit(mark, caller)
             except OSError:
@@ -221,9 +225,8 @@ class Checkpoints:
         complete = True
         async with self._being_read(a) as then, self._being_read(b) as now:
             for prefix in sorted(then.keys() & now.keys()):
-                store = self._volumes[prefix].store
-                part = _Span(prefix, then[prefix], now[prefix])
-                found, whole = await trio.to_thread.run_sync(_compare, store, part, patch)
+                span = _Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
+                found, whole = await trio.to_thread.run_sync(_compare, span, patch)
                 complete = complete and whole
                 changes += [d.plain(prefix) for d in found]
                 patches += [d.patch for d in found]
@@ -232,13 +235,27 @@ class Checkpoints:
             result |= {"patch": b"".join(patches), "complete": complete}
         return result
 
+    def _stubs(self, prefix: bytes) -> list[tuple[int, bytes]]:
+        """Directories of the route that are there for a command's view only: (parent node, name)."""
+        base = self._volumes[prefix].base
+        return [
+            (ino & NODE_MASK, name) for ino, names in self._hidden.items() if ino & ~NODE_MASK == base for name in names
+        ]
+
     async def fork(self, ref: str, thread: str) -> dict[str, Any]:
         """Make a new thread's state volumes of a checkpoint. EEXIST when the thread is there already."""
         mark = self.find(ref)
         home = self._home(thread)
         async with self._being_read(ref):
             made = await trio.to_thread.run_sync(fork_volume, home, [(p.prefix, p.store, p.epoch) for p in mark.parts])
-        return {"id": mark.id, "thread": thread, "location": str(home), "volumes": made, "not_included": self._excluded}
+        return {
+            "id": mark.id,
+            "thread": thread,
+            "location": str(home),
+            "routes": [part.prefix for part in mark.parts],
+            "volumes": made,
+            "not_included": self._excluded,
+        }
 
     # -- going back
 
@@ -263,12 +280,10 @@ class Checkpoints:
         """Take back the last execute or tool call that changed something, as a whole, with what came after it."""
         async with self._lock:
             self._need_volumes()
-            newest = True
             for mark in self._undoable():
                 changes, before = await self._go_back(mark, "undo", caller)
                 if before is not None:
-                    after = list(self._since)[1:] if newest else []
-                    self._since.clear()
+                    after, mark.after = mark.after[1:], []
                     return {
                         "id": mark.id,
                         "undone": mark.label,
@@ -276,7 +291,6 @@ class Checkpoints:
                         "changes": changes,
                         "before": before.id,
                     }
-                newest = False
         raise OSError(
             errno.ENOENT,
             "there is nothing to undo: no automatic checkpoint differs from the tree (see [checkpoints] in vfsd.toml)",
@@ -315,7 +329,7 @@ class Checkpoints:
                     return 0, None
                 for prefix, volume in self._volumes.items():
                     made = volume.store.checkpoint_now(before.id, before.label, cause, before.time_ns)
-                    before.parts.append(Part(prefix, volume.store, made.epoch))
+                    before.parts.append(Part(prefix, volume.store, made.epoch, volume.base))
                 self._commit_all(plans, before, caller)
         except OSError:
             await self._forget(before)
@@ -351,15 +365,20 @@ class Checkpoints:
             if due:
                 await self._automatic(what, caller)
         if not (call_id and call_id == self._last_call):
-            self._since.append(what)
+            self._note(what)
         self._last_call = call_id
 
     async def before_execute(self, command: str, caller: Caller) -> str:
         """A command is about to run; the id of the checkpoint before it, empty for none."""
         what = f"execute: {command}"
         taken = await self._automatic(what, caller) if self.policy.every_execute else ""
-        self._since.append(what)
+        self._note(what)
         return taken
+
+    def _note(self, what: str) -> None:
+        """``what`` is about to happen, after the latest automatic checkpoint."""
+        if self._latest is not None and len(self._latest.after) < _REMEMBERED:
+            self._latest.after.append(what)
 
     async def _automatic(self, what: str, caller: Caller) -> str:
         """Take one unless nothing changed since the last; what it comes before is more to the user than that it failed
@@ -368,18 +387,17 @@ class Checkpoints:
             return ""
         label = "".join(c if c.isprintable() else " " for c in what)[:LABEL_MAX]
         async with self._lock:
-            self._since.clear()
             commits = self._count()
             newest = next(reversed(self._marks.values()), None)
             if newest is not None and newest.cause == "auto" and commits == self._commits:
-                newest.label = label
+                self._latest, newest.label, newest.after = newest, label, []
                 return newest.id
             try:
                 mark = await self._create(label, "auto", caller)
             except OSError as error:
                 log.warning("no checkpoint before %s: %s", label, error.strerror)
                 return ""
-            self._commits = commits
+            self._latest, self._commits = mark, commits
         return mark.id
 
     async def maintain(self) -> None:
@@ -424,11 +442,13 @@ class Checkpoints:
         return {"before": before, "after": sum(volume.store.disk_used() for volume in self._volumes.values())}
 
 
-@dataclass(frozen=True)
-class _Span:
-    prefix: bytes
+class _Span(NamedTuple):
+    """One volume at two moments; ``stubs`` are no difference."""
+
+    store: SqliteBackend
     then: int
     now: int
+    stubs: list[tuple[int, bytes]]
 
 
 def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
@@ -451,12 +471,14 @@ def _totals(part: Part) -> tuple[int, int, int]:
         db.close()
 
 
-def _compare(store: Any, span: _Span, patch: bool) -> tuple[list[Difference], bool]:
+def _compare(span: _Span, patch: bool) -> tuple[list[Difference], bool]:
     """Runs in a thread."""
-    db = store.connect_past()
+    db = span.store.connect_past()
     try:
-        compare = Compare(Past(db, span.then), Past(db, span.now), store.read_extents)
+        then, now = Past(db, span.then), Past(db, span.now)
+        compare = Compare(then, now, span.store.read_extents)
         found = compare.differences(history.touched(db, min(span.then, span.now), max(span.then, span.now)))
+        found = without_stubs(found, then, now, span.stubs)
         return found, compare.add_patches(found, PATCH_MAX) if patch else True
     finally:
         db.close()

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfsd import __version__, config, mountpoint, registry
-from vfsd.control import ask
+from vfsd import __version__, commands_archive, commands_checkpoint, config, mountpoint, registry
+from vfsd.control import Failure, ask
 from vfsd.doors.engines import abort, unmount
 
 STATUS_SECONDS = 2.0
@@ -31,10 +31,6 @@ UMOUNT_SECONDS = 60.0
 
 FORCE_SECONDS = 5.0
 """How long ``umount --force`` lets the daemon try by itself."""
-
-
-class Failure(Exception):
-    """A command can't do what was asked; the message is the sentence to print."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--view", choices=("auto", "root", "mount"), default="auto", help="what its / is (default: auto)")
     p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER)
     p.set_defaults(run=_run)
+
+    commands_checkpoint.add(commands)
+    commands_archive.add(commands)
     return parser
 
 

@@ -1,6 +1,7 @@
-"""One question to a running daemon, asked from a command: blocking, with a bound in time.
+"""A command's conversation with a running daemon: blocking, with a bound in time where one is wanted.
 
-The full client is in ``agenttools``, which nothing here may import; a command asks one thing and ends.
+The full client is in ``agenttools``, which nothing here may import; a command asks a few things, one after the other,
+and ends.
 """
 
 from __future__ import annotations
@@ -8,37 +9,86 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from typing import Any
+from typing import Any, Self
 
+from vfsd import registry
 from vfsd.doors.rpc import VERSION, Decoder, Encoder, WireError, error_of
 
 
-def ask(path: str, op: str, seconds: float, **params: Any) -> dict[str, Any]:
-    """The reply of the daemon on socket ``path`` to ``op``; OSError is its refusal, or ETIMEDOUT after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    encoder, decoder = Encoder(), Decoder()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(seconds)
-        sock.connect(path)
-        hello = {"id": 1, "op": "hello", "version": VERSION, "client": "vfsd"}
-        for message in (hello, {"id": 2, "op": op, **params}):
-            for part in encoder.encode(message):
-                sock.sendall(part)
+class Failure(Exception):
+    """A command can't do what was asked; the message is the sentence to print."""
+
+
+class Control:
+    """A connection to the daemon on socket ``path``; ``seconds`` bounds each answer, None: for as long as it takes."""
+
+    def __init__(self, path: str, seconds: float | None = None) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._encoder, self._decoder = Encoder(), Decoder()
+        self._number = 0
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.settimeout(seconds)
+            self._sock.connect(path)
+            self.call("hello", version=VERSION, client="vfsd")
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def call(self, op: str, /, **params: Any) -> dict[str, Any]:
+        """The reply to ``op``; OSError is the daemon's refusal, or ETIMEDOUT."""
+        deadline = None if self._seconds is None else time.monotonic() + self._seconds
+        self._number += 1
+        for part in self._encoder.encode({"id": self._number, "op": op, **params}):
+            self._sock.sendall(part)
         while True:
             try:
-                reply = decoder.next()
+                reply = self._decoder.next()
             except WireError as exc:
-                raise OSError(errno.EPROTO, str(exc), path) from None
+                raise OSError(errno.EPROTO, str(exc), self._path) from None
             if reply is None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(errno.ETIMEDOUT, f"no answer in {seconds:g} s", path)
-                sock.settimeout(left)
-                data = sock.recv(65536)
-                if not data:
-                    raise ConnectionResetError(errno.ECONNRESET, "the daemon closed the connection", path)
-                decoder.receive(data)
+                self._receive(deadline)
             elif not reply.get("ok"):
                 raise error_of(reply)
-            elif reply.get("id") == 2:
+            elif reply.get("id") == self._number:
                 return reply
+
+    def _receive(self, deadline: float | None) -> None:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, f"no answer in {self._seconds:g} s", self._path)
+            self._sock.settimeout(left)
+        data = self._sock.recv(1 << 18)
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the daemon closed the connection", self._path)
+        self._decoder.receive(data)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def ask(path: str, op: str, seconds: float, **params: Any) -> dict[str, Any]:
+    """The reply of the daemon on socket ``path`` to one ``op``; raises as ``Control``."""
+    with Control(path, seconds) as control:
+        return control.call(op, **params)
+
+
+def running(name: str) -> dict[str, Any] | None:
+    """The entry of the mount of this name, None when no daemon runs."""
+    return next((entry for entry in registry.entries() if entry["name"] == name and entry["alive"]), None)
+
+
+def connect(name: str) -> Control:
+    """A connection to the mount of this name. Failure when it does not run."""
+    entry = running(name)
+    if entry is None:
+        raise Failure(f"no mount is called {name!r}: start it with vfsd mount --name {name} MOUNTPOINT")
+    return Control(entry["socket"])

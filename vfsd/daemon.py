@@ -106,18 +106,21 @@ class Daemon:
         system.add_host()
         self._furnish(table)
         owner = (os.geteuid(), os.getegid())
-        past = PastVolume(table.next_base(), feed, owner)
+        past = PastVolume(table.next_base(), feed, owner, table.hidden)
         table.add_volume(past)
         table.overlay(ROOT_NODE, b".checkpoints", past.root_ino, hidden=True)
-        self.checkpoints = Checkpoints(table.routes, past, self.config.checkpoints, time.time_ns, self._thread_home)
+        self.checkpoints = Checkpoints(table, past, self.config.checkpoints, time.time_ns, self._thread_home)
         return Vfs(table, feed, system)
 
     def _thread_home(self, thread: str) -> Path:
-        """Where the state volumes of a thread of this mount live; EINVAL for a name that can't be a thread's."""
+        """Where the state volumes of another thread live; EINVAL for a name that can't be a thread's, EEXIST."""
         try:
-            return thread_home(self.config.name, check_word("thread", thread))
+            home = thread_home(self.config.name, check_word("thread", thread))
         except ConfigError as exc:
             raise OSError(errno.EINVAL, str(exc)) from None
+        if thread == self.config.thread:
+            raise OSError(errno.EEXIST, f"thread {thread!r} exists already: it is mounted here; nothing was changed")
+        return home
 
     def _volume(self, spec: RouteSpec, base: int, feed: Feed) -> Any:
         read_only = self.config.read_only

@@ -227,6 +227,26 @@ class Compare:
         return None if data.count(b"\n") > PATCH_LINES_MAX else data
 
 
+def without_stubs(
+    found: list[Difference], then: Past, now: Past, stubs: Iterable[tuple[int, bytes]]
+) -> list[Difference]:
+    """``found`` less the directories in ``stubs`` (parent, name) that came or went with nothing else in them."""
+    paths: set[bytes] = set()
+    for parent, name in stubs:
+        for past in (then, now):
+            above = past.path(parent) if past.node(parent) is not None else None
+            if above is not None:
+                paths.add(above.rstrip(b"/") + b"/" + name)
+    kept: list[Difference] = []
+    # From the end, so that what is in a directory is judged before it.
+    for d in reversed(found):
+        some = d.new or d.old
+        bare = d.kind in ("added", "deleted") and some is not None and stat.S_ISDIR(some.mode)
+        if not (bare and d.path in paths and not any(k.path.startswith(d.path + b"/") for k in kept)):
+            kept.append(d)
+    return kept[::-1]
+
+
 def _git_mode(mode: int) -> int:
     """What git keeps of a mode."""
     return 0o120000 if stat.S_ISLNK(mode) else 0o100755 if mode & 0o100 else 0o100644

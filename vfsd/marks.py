@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vfsd.pastvolume import Part
+from vfsd.pastslots import Part
 
 LABEL_MAX = 200
 
 _EXCLUDED = {
-    "local": "files of the host: not included, a restore leaves them as they are",
-    "memory": "kept in memory only: not included, a restore leaves them as they are",
-    "store": "shared by all threads: not included, a restore leaves it as it is",
-    "blob": "contents that never change: not included, a restore leaves them as they are",
+    "local": "not included: its files are the host's, and a restore leaves them as they are",
+    "memory": "not included: it is in memory only, and a restore leaves it as it is",
+    "store": "not included: all threads share it, and a restore leaves it as it is",
+    "blob": "not included: its contents never change",
 }
-_ELSEWHERE = "kept by another program: not included, a restore leaves it as it is"
+_ELSEWHERE = "not included: another program keeps it, and a restore leaves it as it is"
 
 
 def why_excluded(kind: str) -> str:
@@ -31,7 +31,7 @@ def why_excluded(kind: str) -> str:
 
 @dataclass
 class Mark:
-    """One checkpoint; ``parts`` has its state routes."""
+    """One checkpoint; ``parts`` has its state routes, ``after`` what tools did since, as far as is remembered."""
 
     id: str
     label: str
@@ -39,6 +39,7 @@ class Mark:
     time_ns: int
     parts: list[Part] = field(default_factory=list)
     readers: int = 0
+    after: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """As an object for programs."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from vfsd.backends.base import Stored
 from vfsd.backends.extents import ExtentFile, FileMap
-from vfsd.backends.history import Past
-from vfsd.backends.sqlite import SqliteBackend
 from vfsd.core.changes import Change, Dentry, NoDentry
 from vfsd.core.plans import fail
 from vfsd.core.types import NAME_MAX, NODE_BITS, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
 from vfsd.feed import Feed
+from vfsd.pastslots import Part, PastAttr, Slot
 
 PLACE_BITS = 34
 """Nodes of a state volume that can be shown: 17 thousand million; EOVERFLOW above it."""
@@ -33,63 +32,32 @@ _CACHED = 65536
 _FIRST_OFFSET = 3
 
 
-class PastAttr(NamedTuple):
-    """Satisfies ``core.types.Attr``."""
-
-    ino: int
-    mode: int
-    nlink: int
-    uid: int
-    gid: int
-    rdev: int
-    size: int
-    blocks: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-class Part(NamedTuple):
-    """One state route of a checkpoint: where it stands (slashes at both ends), its store, the epoch there."""
-
-    prefix: bytes
-    store: SqliteBackend
-    epoch: int
-
-
-class _Slot:
-    """One state volume at one checkpoint. ``parent`` and ``name``: where its root stands."""
-
-    __slots__ = ("alive", "name", "parent", "past", "pins", "store")
-
-    def __init__(self, store: SqliteBackend, epoch: int, parent: int, name: bytes) -> None:
-        self.store = store
-        self.past: Past = store.past(epoch)
-        self.parent = parent
-        self.name = name
-        self.pins = 0
-        self.alive = True
-
-
 class _Handle(NamedTuple):
     ino: int
     entries: list[tuple[bytes, int]]
 
 
 class PastVolume:
-    """The volume of ``/.checkpoints``; ``owner`` (uid, gid) owns the directories that only list."""
+    """The volume of ``/.checkpoints``; ``owner`` (uid, gid) owns the directories that only list.
+
+    ``stubs``: the names, by the ino of their directory in the present, that listings leave out while nothing is in
+    them.
+    """
 
     inline = True
     cache_seconds = 86400.0
     kind = "checkpoints"
     read_only = True
 
-    def __init__(self, base: int, feed: Feed, owner: tuple[int, int]) -> None:
+    def __init__(
+        self, base: int, feed: Feed, owner: tuple[int, int], stubs: Mapping[int, Collection[bytes]] | None = None
+    ) -> None:
         self.base = base
         self.root_ino = base | ROOT_NODE
         self._feed = feed
         self._owner = owner
-        self._slots: dict[int, _Slot] = {}
+        self._stubs = stubs if stubs is not None else {}
+        self._slots: dict[int, Slot] = {}
         self._last_slot = 0
         self._last_list = ROOT_NODE
         # Directories that no volume has: the root, and those above a route where "/" is not part of the checkpoint.
@@ -169,7 +137,7 @@ class PastVolume:
             if number not in self._slots:
                 break
         self._last_slot = number
-        self._slots[number] = _Slot(part.store, part.epoch, parent, name)
+        self._slots[number] = Slot(part, parent, name)
         ino = self.base | number << PLACE_BITS | ROOT_NODE
         made.add(ino)
         return ino
@@ -198,7 +166,7 @@ class PastVolume:
 
     # -- numbers
 
-    def _slot(self, ino: int) -> _Slot:
+    def _slot(self, ino: int) -> Slot:
         slot = self._slots.get((ino & NODE_MASK) >> PLACE_BITS)
         if slot is None or not slot.alive:
             raise fail(errno.ESTALE)
@@ -333,8 +301,18 @@ class PastVolume:
             slot = self._slot(ino)
             with slot.store.reading():
                 names = slot.past.children(ino & _PLACE_MASK)
+                for name in self._stubs.get(slot.base | ino & _PLACE_MASK, ()):
+                    if name in names and self._only_stubs(slot, names[name]):
+                        del names[name]
             own = [(name, self._ino(ino, node)) for name, node in names.items() if name not in laid]
         return own + list(laid.items())
+
+    def _only_stubs(self, slot: Slot, node: int) -> bool:
+        """True for a directory with nothing in it but such."""
+        stored, stubs = slot.past.node(node), self._stubs.get(slot.base | node, ())
+        if stored is None or not stat.S_ISDIR(stored.mode):
+            return False
+        return all(n in stubs and self._only_stubs(slot, child) for n, child in slot.past.children(node).items())
 
     def children(self, ino: int) -> list[tuple[bytes, PastAttr]]:
         """All entries at once; ENOTDIR."""
@@ -460,7 +438,7 @@ class PastVolume:
             slot.pins = max(0, slot.pins - n)
             self._free_if_unused(number, slot)
 
-    def _free_if_unused(self, number: int, slot: _Slot) -> None:
+    def _free_if_unused(self, number: int, slot: Slot) -> None:
         if not slot.alive and not slot.pins:
             del self._slots[number]
 

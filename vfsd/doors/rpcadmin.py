@@ -28,11 +28,12 @@ def _checkpoints(s: Session) -> Checkpoints:
 
 @op
 async def checkpoint(s: Session, m: Message, caller: Caller) -> Message:
-    """{action, ...}: ``action`` is one of ACTIONS, with the parameters of its function"""
+    """{action, ...} -> {result}: ``action`` is one of ACTIONS, with the parameters and the result of its function"""
     action = want(m, "action", str)
     if action not in ACTIONS:
         raise OSError(errno.EINVAL, f"'checkpoint' has no action {action!r}: use {', '.join(ACTIONS)}")
-    return await ACTIONS[action](_checkpoints(s), m, caller)
+    # In a field of its own, for it may have an id and a reply has one already.
+    return {"result": await ACTIONS[action](_checkpoints(s), m, caller)}
 
 
 async def _create(c: Checkpoints, m: Message, caller: Caller) -> Message:
@@ -95,14 +96,14 @@ ACTIONS: dict[str, Callable[[Checkpoints, Message, Caller], Awaitable[Message]]]
 
 @op
 async def undo(s: Session, m: Message, caller: Caller) -> Message:
-    """{} -> {id, undone: what, after: [what came later...], changes, before: id}"""
-    return await _checkpoints(s).undo(caller)
+    """{} -> {result: {id, undone: what, after: [what came later...], changes, before: id}}"""
+    return {"result": await _checkpoints(s).undo(caller)}
 
 
 @op
 async def gc(s: Session, m: Message, caller: Caller) -> Message:
-    """{} -> {before, after}: bytes of disk; all the space that can be is given back"""
-    return dict(await _checkpoints(s).collect())
+    """{} -> {result: {before, after}}: bytes of disk; all the space that can be is given back"""
+    return {"result": await _checkpoints(s).collect()}
 
 
 @op

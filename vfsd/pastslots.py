@@ -1,0 +1,54 @@
+"""What the past is shown by: the attributes of its nodes, and one state volume at one checkpoint.
+
+Must not know how it is numbered or asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vfsd.backends.history import Past
+from vfsd.backends.sqlite import SqliteBackend
+
+
+class PastAttr(NamedTuple):
+    """Satisfies ``core.types.Attr``."""
+
+    ino: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Part(NamedTuple):
+    """One state route of a checkpoint: where it stands (slashes at both ends), its store, the epoch there.
+
+    ``base`` is that of the route's volume.
+    """
+
+    prefix: bytes
+    store: SqliteBackend
+    epoch: int
+    base: int = 0
+
+
+class Slot:
+    """One state volume at one checkpoint. ``parent`` and ``name``: where its root stands."""
+
+    __slots__ = ("alive", "base", "name", "parent", "past", "pins", "store")
+
+    def __init__(self, part: Part, parent: int, name: bytes) -> None:
+        self.store = part.store
+        self.base = part.base
+        self.past: Past = part.store.past(part.epoch)
+        self.parent = parent
+        self.name = name
+        self.pins = 0
+        self.alive = True
