@@ -233,6 +233,12 @@ class RemoteTree(TreeVolume):
             except OSError as exc:
                 log.warning("route %s: %r is not shown: %s", self.label, f.path, exc.strerror)
             yield
+        for f in below:
+            # Last: what was taken into a directory has changed its times.
+            node = self.find(f.path) if f.is_dir and f.meta is not None else None
+            if node is not None and f.meta is not None:
+                self._set_meta(node, f.meta)
+                yield
 
     def find(self, path: bytes) -> Node | None:
         """The node at a path as far as is in memory."""
@@ -286,7 +292,6 @@ class RemoteTree(TreeVolume):
             node = self._ensure_dir(f.path)
             if f.meta is not None:
                 self._explicit.add(node.id)
-                self._set_meta(node, f.meta)
             self._known[f.path] = Known(f.etag, None, 0, f.meta)
             return
         above, name = split(f.path)

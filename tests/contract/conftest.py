@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from build import KINDS, open_volume
+from waiting import open_remote, store_at
 
 from vfsd.check import check_volume
 from vfsd.feed import Feed
@@ -22,11 +23,14 @@ class Place:
         self.feed = Feed()
         self.volume: Any = None
         self.lasts = kind != "memory"
-        self.ours = kind != "local"
-        """Nobody but the volume changes its files, and its numbers and times are its own."""
+        self.ours = kind not in ("local", "store")
+        """Nobody but the volume changes its files, and its numbers outlive it."""
 
     def open(self) -> Any:
-        self.volume = open_volume(self.kind, self.path, self.feed)
+        if self.kind == "store":
+            self.volume = open_remote(store_at(self.path), self.feed)
+        else:
+            self.volume = open_volume(self.kind, self.path, self.feed)
         return self.volume
 
     def reopen(self) -> Any:
@@ -39,7 +43,7 @@ class Place:
             self.volume = None
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=(*KINDS, "store"))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = Place(request.param, tmp_path / "volume")
     yield place

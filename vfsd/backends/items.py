@@ -11,19 +11,22 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
-import errno
+import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfsd.backends.remote import Meta, RemoteError, check_path, fail
+from vfsd.backends.remote import Meta, RemoteError, check_path
 
 SIDE = "!vfsd"
 """First component of the namespace with the records."""
 
 _COMPONENT = re.compile(r"[A-Za-z0-9\-_.@+:~]+")
 _HOLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_ODD = re.compile("[\udc80-\udcff\uf780-\uf7ff]")
+_PRIVATE = re.compile("[\uf780-\uf7ff]")
+_SHIFTED = {byte: chr(0xF700 + byte) for byte in range(0x80, 0x100)}
 DEFAULT_FILE = stat.S_IFREG | 0o644
 Value = dict[str, Any]
 
@@ -56,12 +59,13 @@ def namespace(template: Sequence[str], values: Mapping[str, str]) -> tuple[str, 
 
 
 def key_of(path: bytes) -> str:
-    """The key of a path; EILSEQ where a name is not UTF-8, which no store's key can hold."""
+    """The key of a path. Bytes that are not UTF-8, which a key can't hold, are characters U+F780 to U+F7FF in it."""
     check_path(path)
-    try:
-        return path.decode()
-    except UnicodeDecodeError:
-        raise fail(errno.EILSEQ, "a name in a store must be UTF-8") from None
+    text = path.decode("utf-8", "surrogateescape")
+    if text.isascii() or not _ODD.search(text):
+        return text
+    # One of these characters in a name stands for itself by its three bytes.
+    return _ODD.sub(lambda found: "".join(map(_SHIFTED.__getitem__, os.fsencode(found[0]))), text)
 
 
 def path_of(key: object) -> bytes | None:
@@ -69,8 +73,9 @@ def path_of(key: object) -> bytes | None:
     if not isinstance(key, str):
         return None
     try:
-        path = key.encode()
-        check_path(path)
+        path = _PRIVATE.sub(lambda found: chr(ord(found[0]) - 0xF700 + 0xDC00), key).encode("utf-8", "surrogateescape")
+        if key_of(path) != key:
+            return None
     except (UnicodeEncodeError, OSError):
         return None
     return path
@@ -147,8 +152,11 @@ def needs_record(meta: Meta, owner: tuple[int, int]) -> bool:
     )
 
 
-def record_of(meta: Meta) -> Value:
-    """The record of the attributes; bytes as latin-1 text, which JSON can hold."""
+def record_of(meta: Meta, modified: str | None = None) -> Value:
+    """The record of the attributes; bytes as latin-1 text, which JSON can hold.
+
+    ``modified``: the modified_at of the item that it is about.
+    """
     record: Value = {
         "mode": meta.mode, "uid": meta.uid, "gid": meta.gid,
         "atime": str(meta.atime_ns), "mtime": str(meta.mtime_ns), "ctime": str(meta.ctime_ns),
@@ -162,7 +170,7 @@ def record_of(meta: Meta) -> Value:
     if meta.link:
         record["link"] = meta.link
     if stat.S_ISREG(meta.mode):
-        record["for"] = iso(meta.mtime_ns)
+        record["for"] = modified
     return record
 
 

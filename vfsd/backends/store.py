@@ -50,7 +50,8 @@ class StoreRemote:
         self.side = (items.SIDE, *namespace)
         self.owner = owner
         self._store: Any = None
-        self._created: dict[bytes, str] = {}
+        self._stamps: dict[bytes, tuple[str | None, str | None]] = {}
+        """created_at and modified_at of the items, which a put keeps and a record refers to."""
         self._records: set[bytes] = set()
         self._odd: set[object] = set()
         self._lock = threading.Lock()
@@ -140,10 +141,8 @@ class StoreRemote:
         except RemoteError as exc:
             self._say_odd(item.key, str(exc))
             return None
-        created = item.value.get("created_at")
         with self._lock:
-            if isinstance(created, str):
-                self._created[path] = created
+            self._stamps[path] = _stamps(item.value)
             (self._records.discard if record is None else self._records.add)(path)
         return Found(path, False, len(data), meta.mtime_ns, self._etag(data, meta), data, meta)
 
@@ -192,11 +191,12 @@ class StoreRemote:
         data, key = source.data(), items.key_of(path)
         if len(data) > self.max_size:
             raise fail(errno.EFBIG)
-        value = items.value_of(data, meta.mtime_ns, self._created.get(path))
-        record = items.record_of(meta) if items.needs_record(meta, self.owner) else None
+        value = items.value_of(data, meta.mtime_ns, self._stamps.get(path, (None, None))[0])
+        stamps = _stamps(value)
+        record = items.record_of(meta, stamps[1]) if items.needs_record(meta, self.owner) else None
         self._swap(key, value, record, path in self._records, expect)
         with self._lock:
-            self._created[path] = value["created_at"]
+            self._stamps[path] = stamps
             (self._records.add if record is not None else self._records.discard)(path)
         return self._etag(data, meta)
 
@@ -218,13 +218,18 @@ class StoreRemote:
         elif item is None or xxhash.xxh3_64_intdigest(items.content_of(item.value)) != expect:
             raise fail(errno.ESTALE)
 
+    def modified(self, path: bytes) -> str | None:
+        """The modified_at of a path's item."""
+        return self._stamps.get(path, (None, None))[1]
+
     def keep(self, metas: Sequence[tuple[bytes, Meta]]) -> None:
         ops = []
         for path, meta in metas:
             key = "/" if path == b"/" else items.key_of(path)
             needed = not stat.S_ISREG(meta.mode) or items.needs_record(meta, self.owner)
             if needed or path in self._records:
-                ops.append(self._put_op(self.side, key, items.record_of(meta) if needed else None))
+                record = items.record_of(meta, self.modified(path)) if needed else None
+                ops.append(self._put_op(self.side, key, record))
             with self._lock:
                 (self._records.add if needed else self._records.discard)(path)
         self._in_batches(ops)
@@ -238,7 +243,7 @@ class StoreRemote:
         with self._lock:
             self._records.difference_update(paths)
             for path in paths:
-                self._created.pop(path, None)
+                self._stamps.pop(path, None)
 
     def move(self, moves: Sequence[Moved]) -> None:
         """New names first, then the old ones go; what a crash leaves between is two copies (``_recover``)."""
@@ -262,14 +267,13 @@ class StoreRemote:
                 if item is None:
                     raise fail(errno.ENOENT)
                 ops.append(self._put_op(self.namespace, key, dict(item.value)))
-                created = item.value.get("created_at")
-                if isinstance(created, str):
-                    self._created[move.new] = created
+                self._stamps[move.new] = _stamps(item.value)
             else:
                 ops.append(self._put_op(self.namespace, key, None))
             needed = not move.has_content or items.needs_record(move.meta, self.owner)
             if needed or move.new in self._records:
-                ops.append(self._put_op(self.side, key, items.record_of(move.meta) if needed else None))
+                record = items.record_of(move.meta, self.modified(move.new)) if needed else None
+                ops.append(self._put_op(self.side, key, record))
             with self._lock:
                 (self._records.add if needed else self._records.discard)(move.new)
         self._batch(ops)
@@ -291,3 +295,8 @@ class StoreRemote:
             except FileNotFoundError:
                 gone.append(path)
         return News(fresh, gone) if fresh or gone else None
+
+
+def _stamps(value: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    created, modified = value.get("created_at"), value.get("modified_at")
+    return created if isinstance(created, str) else None, modified if isinstance(modified, str) else None

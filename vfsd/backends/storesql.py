@@ -43,6 +43,14 @@ class SqlRemote(StoreRemote):
     def _all(self, namespace: tuple[str, ...]) -> Iterator[Any]:
         yield from self._rows(".".join(namespace))
 
+    def scan(self, directory: bytes) -> list[Found]:
+        # What changes between the two looks is seen at the next one.
+        self._changed()
+        seen = self._tokens()
+        found = list(super().scan(directory))
+        self._seen = seen
+        return found
+
     def _rows(self, prefix: str) -> list[Row]:
         raise NotImplementedError
 
@@ -307,6 +315,7 @@ def _move(execute: Callable[[str, Sequence[Any]], Any], mark: str, remote: Any, 
         execute(drop, (side_prefix, items.key_of(move.old)))
     with remote._lock:
         remote._records.difference_update(move.old for move in moves)
+        stamps = {move.old: remote._stamps.pop(move.old) for move in moves if move.old in remote._stamps}
     for move in moves:
         old, new = items.key_of(move.old), items.key_of(move.new)
         execute(drop, (item_prefix, new))
@@ -314,13 +323,13 @@ def _move(execute: Callable[[str, Sequence[Any]], Any], mark: str, remote: Any, 
             execute(rename, (new, item_prefix, aside + old))
         needed = not move.has_content or items.needs_record(move.meta, remote.owner)
         if needed:
-            remote._set(_Executor(execute), 1, new, items.record_of(move.meta))
+            remote._set(_Executor(execute), 1, new, items.record_of(move.meta, stamps.get(move.old, (None, None))[1]))
         else:
             execute(drop, (side_prefix, new))
         with remote._lock:
             (remote._records.add if needed else remote._records.discard)(move.new)
-            if move.old in remote._created:
-                remote._created[move.new] = remote._created[move.old]
+            if move.old in stamps:
+                remote._stamps[move.new] = stamps[move.old]
 
 
 class _Executor:
