@@ -59,3 +59,13 @@ def test_chown_of_a_directory_keeps_setgid(tree: Mounted) -> None:
     os.chmod(path, 0o6755)
     os.chown(path, NOBODY, NOBODY)
     assert perm(path) == 0o6755
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR])
+def test_chown_of_a_special_file_drops_setuid_and_setgid(tree: Mounted, kind: int) -> None:
+    path = tree / "f"
+    os.mknod(path, kind | 0o600, os.makedev(1, 3) if kind == stat.S_IFCHR else 0)
+    os.chown(path, NOBODY, NOBODY)
+    os.chmod(path, 0o6555)
+    assert as_user(tree.path, NOBODY, NOBODY, [NOBODY, 500], lambda: os.chown("f", -1, 500)) == 0
+    assert (os.stat(path).st_gid, perm(path)) == (500, 0o555)

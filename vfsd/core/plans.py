@@ -290,8 +290,11 @@ def _clamp(time_ns: int) -> int:
 
 
 def without_suid(mode: int) -> int:
-    """The mode less setuid, and less setgid where it is not mandatory locking (Linux setattr_should_drop_suidgid)."""
-    if not stat.S_ISREG(mode):
+    """The mode less setuid, and less setgid where it is not mandatory locking (Linux setattr_should_drop_suidgid).
+
+    A directory keeps both; there they mean something else.
+    """
+    if stat.S_ISDIR(mode):
         return mode
     drop = _SUID_SGID if mode & stat.S_IXGRP else stat.S_ISUID
     return mode & ~drop
