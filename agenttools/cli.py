@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from agenttools import tools
+from agenttools import checkpoints, tools
+from agenttools.checkpoints import CheckpointResult
 from agenttools.client import Client
 from agenttools.results import ExecuteResult, GrepResult, LsResult, ReadResult, Result
 
@@ -56,7 +57,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             _ = client.hello
         except OSError as exc:
             return _no_daemon(exc)
-        result = _call(client, args)
+        result = _checkpoint(client, args) if args.tool in ("checkpoint", "undo") else _call(client, args)
     if args.json:
         print(json.dumps({"tool": args.tool, **_plain(result), "text": result.text}))
     elif result.error is not None:
@@ -93,8 +94,30 @@ def _call(client: Client, args: argparse.Namespace) -> Result:
             return tools.execute(client, args.command, args.timeout, view=args.view, cwd=args.cwd)
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _checkpoint(client: Client, args: argparse.Namespace) -> CheckpointResult:
+    match args.action if args.tool == "checkpoint" else "undo":
+        case "create":
+            return checkpoints.create(client, args.label)
+        case "list":
+            return checkpoints.all_of(client)
+        case "show":
+            return checkpoints.show(client, args.ref)
+        case "diff":
+            return checkpoints.diff(client, args.a, args.b, patch=args.patch)
+        case "restore":
+            return checkpoints.restore(client, args.ref)
+        case "fork":
+            return checkpoints.fork(client, args.ref, args.thread)
+        case "drop":
+            return checkpoints.drop(client, args.refs)
+        case _:
+            return checkpoints.undo(client)
+
+
+def _plain(result: Result | CheckpointResult) -> dict[str, Any]:
     """The fields of a result with its named tuples as objects."""
+    if isinstance(result, CheckpointResult):
+        return {**result.data, "error": result.error}
     fields = asdict(result)
     for key in ("entries", "matches"):
         if fields.get(key) is not None:
@@ -102,7 +125,7 @@ def _plain(result: Result) -> dict[str, Any]:
     return fields
 
 
-def _exit_code(result: Result) -> int:
+def _exit_code(result: Result | CheckpointResult) -> int:
     if result.error is not None:
         return FAILED
     if isinstance(result, ExecuteResult):
@@ -112,9 +135,11 @@ def _exit_code(result: Result) -> int:
     return OK
 
 
-def _show(result: Result, args: argparse.Namespace) -> None:
+def _show(result: Result | CheckpointResult, args: argparse.Namespace) -> None:
     """Print a result for people: what was asked for to stdout, remarks to stderr."""
-    if isinstance(result, ReadResult):
+    if isinstance(result, CheckpointResult):
+        _out(result.text.rstrip("\n") + "\n" if result.text else "")
+    elif isinstance(result, ReadResult):
         _show_read(result)
     elif isinstance(result, ExecuteResult):
         _out(result.output)
@@ -160,6 +185,18 @@ def _out(text: str) -> None:
 def _remark(text: str) -> None:
     sys.stdout.flush()
     print(f"[{text}]", file=sys.stderr)
+
+
+_CHECKPOINT: dict[str, tuple[str, ...]] = {
+    "create": ("label?",),
+    "list": (),
+    "show": ("ref",),
+    "diff": ("a", "b?"),
+    "restore": ("ref",),
+    "fork": ("ref",),
+    "drop": ("refs+",),
+}
+"""The actions of ``checkpoint`` and their operands; with ``?`` one may be left out, with ``+`` there may be more."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -216,6 +253,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--timeout", type=float, help="seconds; 0: no limit (120)")
     command.add_argument("--view", choices=["auto", "root", "mount"], default="auto", help="what / is for the command")
     command.add_argument("--cwd", default="/", help="directory of the tree to run it in")
+    command = add("checkpoint", "hold the tree as it is, compare it, go back to it")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    for action, operands in _CHECKPOINT.items():
+        command = actions.add_parser(action, parents=[after])
+        for operand in operands:
+            command.add_argument(operand.rstrip("?+"), nargs=operand[-1] if operand[-1] in "?+" else None)
+        if action == "diff":
+            command.add_argument("-p", "--patch", action="store_true", help="a unified diff of the texts")
+        elif action == "fork":
+            command.add_argument("--thread", required=True, help="a thread that is not there yet")
+        elif action == "create":
+            command.set_defaults(label="")
+    add("undo", "take back the last execute or tool call that changed something")
     add("schema", "print the tools' JSON schemas")
     return parser
 
