@@ -24,8 +24,9 @@ def test_no_framework_is_imported(module: str) -> None:
 
 
 def test_import_is_quick() -> None:
-    code = "import time; t = time.perf_counter(); import agenttools, agenttools.tools, agenttools.client; "
-    code += "print(time.perf_counter() - t)"
+    """Processor time, which what else the machine does has no part in."""
+    code = "import time; t = time.process_time(); import agenttools, agenttools.tools, agenttools.client; "
+    code += "print(time.process_time() - t)"
     assert min(float(run(code).stdout) for _ in range(3)) < 0.1
 
 
