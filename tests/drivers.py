@@ -257,6 +257,8 @@ class VfsDriver:
         done(self.vfs.rmdir(*self._old(path), ROOT))
 
     def rename(self, old: str, new: str, flags: int = 0) -> None:
+        # As the kernel: both directories are walked to before either name is looked up.
+        done(self.paths.walk(self._at(old), ROOT, follow=False))
         target = done(self.paths.walk(self._at(new), ROOT, follow=False))
         done(self.vfs.rename(*self._old(old), target.parent.ino, target.name, flags, ROOT))
 
