@@ -43,7 +43,7 @@ class ThreadClient(Client):
     """A client of the daemon of ``thread``, which is started when there is none, now or later.
 
     ``config``: a vfsd.toml for the daemon, if it is started from here. What keeps it from starting is raised as
-    VfsdUnavailable.
+    VfsdUnavailable. Async calls are for asyncio only.
     """
 
     def __init__(self, thread: str, name: str | None = None, config: str | None = None, **options: Any) -> None:

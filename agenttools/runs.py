@@ -5,6 +5,7 @@ Owns the look into LangChain's context. Both are read where the call is made, in
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,9 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
+
+_MOST = 10_000
+"""Calls remembered at once: a cancelled one is never reported as ended."""
 
 
 class _Calls(BaseCallbackHandler):
@@ -21,12 +25,14 @@ class _Calls(BaseCallbackHandler):
     ignore_llm = ignore_chain = ignore_retriever = ignore_chat_model = ignore_custom_event = ignore_retry = True
 
     def __init__(self) -> None:
-        self.of: dict[UUID, str] = {}
+        self.of: OrderedDict[UUID, str] = OrderedDict()
 
     def on_tool_start(self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         call_id = kwargs.get("tool_call_id")
         if isinstance(call_id, str):
             self.of[run_id] = call_id
+            if len(self.of) > _MOST:
+                self.of.popitem(last=False)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self.of.pop(run_id, None)
