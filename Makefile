@@ -22,7 +22,7 @@ check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m "not mount and not slow"
 
 bench: setup-adapters
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,90 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli_world import SECONDS, World
 
 pytestmark = pytest.mark.mount
-
-SECONDS = 30
-
-
-class World:
-    """A home, a state and a runtime directory of its own, and mounts that are gone when the test is."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        self.mp = self.directory("mnt")
-        for name in ("home", "state"):
-            self.directory(name)
-        self.run_dir = self.directory("run")
-        self.run_dir.chmod(0o700)
-        self.env = os.environ | {
-            "HOME": str(base / "home"),
-            "XDG_STATE_HOME": str(base / "state"),
-            "XDG_RUNTIME_DIR": str(self.run_dir),
-        }
-
-    def directory(self, name: str) -> Path:
-        path = self.base / name
-        path.mkdir()
-        return path
-
-    def vfsd(
-        self, *args: str | Path, code: int | None = 0, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "vfsd", *map(str, args)],
-            env=self.env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        assert code is None or done.returncode == code, done
-        return done
-
-    def refused(self, *args: str | Path) -> str:
-        """The one sentence with which a command that must fail fails."""
-        done = self.vfsd(*args, code=1)
-        lines = done.stderr.splitlines()
-        assert len(lines) == 1 and lines[0].startswith("vfsd: "), done
-        return lines[0].removeprefix("vfsd: ")
-
-    def status(self, name: str = "default") -> dict[str, Any]:
-        (row,) = json.loads(self.vfsd("status", name, "--json").stdout)
-        assert isinstance(row, dict)
-        return row
-
-    def kill(self, name: str = "default") -> int:
-        pid = int(self.status(name)["pid"])
-        os.kill(pid, signal.SIGKILL)
-        self.wait(lambda: self.status(name)["state"] == "dead")
-        return pid
-
-    def mounts(self) -> list[str]:
-        return [
-            p
-            for line in Path("/proc/self/mounts").read_text().splitlines()
-            if (p := line.split()[1]).startswith(str(self.base))
-        ]
-
-    @staticmethod
-    def wait(condition: Any, seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.02)
-
-    def clean(self) -> None:
-        for row in json.loads(self.vfsd("status", "--json").stdout):
-            self.vfsd("umount", "--force", row["name"], code=None)
-        for path in reversed(self.mounts()):
-            subprocess.run(["fusermount3", "-uz", path], capture_output=True, check=False)
-            subprocess.run(["umount", "-l", path], capture_output=True, check=False)
 
 
 @pytest.fixture
@@ -346,97 +266,6 @@ def test_no_fuse_device(world: World) -> None:
     )
     assert done.returncode == 1 and done.stderr.startswith("vfsd: /dev/fuse is missing: ")
     assert len(done.stderr.splitlines()) == 1
-
-
-# -- after a crash
-
-
-def test_dead_mount_is_recovered(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    (world.mp / "f").write_text("kept")
-    os.listdir(world.mp)
-    pid = world.kill()
-    row = world.status()
-    assert row["state"] == "dead" and row["pid"] == pid and row["fix"] == "vfsd umount default"
-    said = world.vfsd("mount", world.mp).stderr
-    assert said == f"vfsd: {world.mp} was left dead by a crash (Transport endpoint is not connected): detached it\n"
-    assert (world.mp / "f").read_text() == "kept"
-    assert world.mounts() == [str(world.mp)]
-    assert world.vfsd("check").stdout.endswith(": clean\n")
-
-
-def test_dead_mount_elsewhere_is_recovered(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    world.kill()
-    other = world.directory("other")
-    assert "cleaned up" in world.vfsd("mount", other).stderr
-    assert world.mounts() == [str(other)]
-
-
-@pytest.mark.parametrize("by", ["name", "mountpoint", "unregistered"])
-def test_umount_of_a_dead_mount(world: World, by: str) -> None:
-    world.vfsd("mount", world.mp)
-    world.kill()
-    if by == "unregistered":
-        (world.run_dir / "vfsd/default.json").unlink()
-    world.vfsd("umount", "default" if by == "name" else world.mp)
-    assert world.mounts() == [] and world.vfsd("status", "--json").stdout.strip() == "[]"
-
-
-# -- umount
-
-
-def test_umount_of_nothing(world: World) -> None:
-    assert world.refused("umount", "nobody").startswith("no vfsd mount is called 'nobody'")
-    assert world.refused("umount", world.mp).startswith("no vfsd mount is called ")
-
-
-def test_umount_busy_names_who(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    sleeper = subprocess.Popen(["sleep", "60"], cwd=world.mp)
-    try:
-        said = world.refused("umount", "default")
-        assert said == f"{world.mp} is busy: pid {sleeper.pid} (sleep, cwd); end them, or use --lazy or --force"
-        (world.mp / "still").write_text("works")
-        said = world.vfsd("umount", "--lazy", "default").stdout
-        assert said.startswith(f"detached {world.mp}") and world.mounts() == []
-        assert world.status()["state"] == "running"
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-    world.wait(lambda: world.vfsd("status", "--json").stdout.strip() == "[]")
-
-
-def test_umount_by_force(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    with (world.mp / "f").open("w") as held:
-        assert "open file" in world.refused("umount", world.mp)
-        assert world.vfsd("umount", "--force", world.mp).stdout == f"unmounted {world.mp}\n"
-        with pytest.raises(OSError):
-            os.pread(held.fileno(), 1, 0)
-
-
-def test_umount_by_force_of_a_daemon_that_hangs(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    (world.mp / "f").write_text("kept")
-    os.kill(world.status()["pid"], signal.SIGSTOP)
-    assert "had died without unmounting" in world.vfsd("umount", "--force", "default").stderr
-    assert world.mounts() == []
-    world.vfsd("mount", world.mp)
-    assert (world.mp / "f").read_text() == "kept"
-
-
-def test_umount_from_inside(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    assert world.vfsd("umount", ".", cwd=world.mp).stdout == f"unmounted {world.mp}\n"
-
-
-def test_unmounted_by_others(world: World) -> None:
-    world.vfsd("mount", world.mp)
-    pid = world.status()["pid"]
-    subprocess.run(["fusermount3", "-u", str(world.mp)], check=True)
-    world.wait(lambda: not Path(f"/proc/{pid}").exists())
-    assert world.vfsd("status", "--json").stdout.strip() == "[]"
 
 
 # -- status, check, run

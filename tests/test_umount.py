@@ -1,0 +1,113 @@
+"""How a mount ends: by a crash that the next mount recovers from, by the command, by force, by others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_world import World
+
+pytestmark = pytest.mark.mount
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.clean()
+    assert made.mounts() == []
+
+
+# -- after a crash
+
+
+def test_dead_mount_is_recovered(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    (world.mp / "f").write_text("kept")
+    os.listdir(world.mp)
+    pid = world.kill()
+    row = world.status()
+    assert row["state"] == "dead" and row["pid"] == pid and row["fix"] == "vfsd umount default"
+    said = world.vfsd("mount", world.mp).stderr
+    assert said == f"vfsd: {world.mp} was left dead by a crash (Transport endpoint is not connected): detached it\n"
+    assert (world.mp / "f").read_text() == "kept"
+    assert world.mounts() == [str(world.mp)]
+    assert world.vfsd("check").stdout.endswith(": clean\n")
+
+
+def test_dead_mount_elsewhere_is_recovered(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    world.kill()
+    other = world.directory("other")
+    assert "cleaned up" in world.vfsd("mount", other).stderr
+    assert world.mounts() == [str(other)]
+
+
+@pytest.mark.parametrize("by", ["name", "mountpoint", "unregistered"])
+def test_umount_of_a_dead_mount(world: World, by: str) -> None:
+    world.vfsd("mount", world.mp)
+    world.kill()
+    if by == "unregistered":
+        (world.run_dir / "vfsd/default.json").unlink()
+    world.vfsd("umount", "default" if by == "name" else world.mp)
+    assert world.mounts() == [] and world.vfsd("status", "--json").stdout.strip() == "[]"
+
+
+# -- umount
+
+
+def test_umount_of_nothing(world: World) -> None:
+    assert world.refused("umount", "nobody").startswith("no vfsd mount is called 'nobody'")
+    assert world.refused("umount", world.mp).startswith("no vfsd mount is called ")
+
+
+def test_umount_busy_names_who(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    sleeper = subprocess.Popen(["sleep", "60"], cwd=world.mp)
+    try:
+        said = world.refused("umount", "default")
+        assert said == f"{world.mp} is busy: pid {sleeper.pid} (sleep, cwd); end them, or use --lazy or --force"
+        (world.mp / "still").write_text("works")
+        said = world.vfsd("umount", "--lazy", "default").stdout
+        assert said.startswith(f"detached {world.mp}") and world.mounts() == []
+        assert world.status()["state"] == "running"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    world.wait(lambda: world.vfsd("status", "--json").stdout.strip() == "[]")
+
+
+def test_umount_by_force(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    with (world.mp / "f").open("w") as held:
+        assert "open file" in world.refused("umount", world.mp)
+        assert world.vfsd("umount", "--force", world.mp).stdout == f"unmounted {world.mp}\n"
+        with pytest.raises(OSError):
+            os.pread(held.fileno(), 1, 0)
+
+
+def test_umount_by_force_of_a_daemon_that_hangs(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    (world.mp / "f").write_text("kept")
+    os.kill(world.status()["pid"], signal.SIGSTOP)
+    assert "had died without unmounting" in world.vfsd("umount", "--force", "default").stderr
+    assert world.mounts() == []
+    world.vfsd("mount", world.mp)
+    assert (world.mp / "f").read_text() == "kept"
+
+
+def test_umount_from_inside(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    assert world.vfsd("umount", ".", cwd=world.mp).stdout == f"unmounted {world.mp}\n"
+
+
+def test_unmounted_by_others(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    pid = world.status()["pid"]
+    subprocess.run(["fusermount3", "-u", str(world.mp)], check=True)
+    world.wait(lambda: not Path(f"/proc/{pid}").exists())
+    assert world.vfsd("status", "--json").stdout.strip() == "[]"
