@@ -193,6 +193,9 @@ class Checkpoints:
             finally:
                 mark.readers -= 1
         elif any(volume.read_only for volume in self._volumes.values()):
+            for volume in self._volumes.values():
+                async with volume.store.busy:
+                    volume.store.fold_now()
             yield dict.fromkeys(self._volumes, NOW)
         else:
             async with self._lock:

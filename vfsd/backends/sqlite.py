@@ -138,6 +138,12 @@ class SqliteBackend:
         query = f"SELECT d.name, {database.STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=?"
         return [(row[0], Stored(*row[1:])) for row in self._rows(query, directory)]
 
+    def links(self, node: int) -> Iterable[tuple[int, bytes]]:
+        return self._rows("SELECT parent, name FROM dentry WHERE node=?", node)
+
+    def allocated(self) -> int:
+        return int(self._execute("SELECT coalesce(sum(length), 0) FROM extent").fetchone()[0]) // 512
+
     def xattrs(self, node: int) -> dict[bytes, bytes]:
         found = self._xattrs.get(node)
         if found is not None:
@@ -326,7 +332,7 @@ class SqliteBackend:
                 self._data.punch(runs)
                 result = database.fold(db, self._batch, self._batch_seq, then)
             if then is None:
-                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                _shorten(db)
         finally:
             db.close()
         self._data.punch(runs)
@@ -448,7 +454,7 @@ class SqliteBackend:
         db = database.connect_again(self._dir)
         try:
             db.execute("VACUUM")
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            _shorten(db)
         finally:
             db.close()
 
@@ -483,3 +489,9 @@ class SqliteBackend:
         self._db.close()
         for fd in (self._data.fd, self._lock):
             os.close(fd)
+
+
+def _shorten(db: sqlite3.Connection) -> None:
+    """Empty the database's own log, unless somebody still reads by it: a diff may, for long, and this is no hurry."""
+    db.execute("PRAGMA busy_timeout=0")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
