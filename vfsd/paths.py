@@ -190,7 +190,7 @@ class Paths:
             fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
         if caller.uid:
             need(caller, attr, READ)
-        return attr, await self.vfs.read(attr.ino, 0, offset, length)
+        return attr, await self.vfs.read(attr.ino, 0, offset, length, caller)
 
     async def write_file(
         self,

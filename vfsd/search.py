@@ -296,7 +296,7 @@ async def grep(
     matcher = Matcher(glob) if glob else None
     attr = await paths.resolve(path, caller)
     walk = _Walk(paths, caller, budget_s)
-    search = _Search(paths, pattern, walk, max_count)
+    search = _Search(paths, pattern, walk, max_count, caller)
     try:
         if stat.S_ISDIR(attr.mode):
             await walk.start(_whole(path), attr, matcher, contents=True)
@@ -333,8 +333,9 @@ def _whole(path: bytes) -> bytes:
 class _Search:
     """Looks for one pattern in file after file and keeps the hits. Raises _OutOfTime when it may take no more."""
 
-    def __init__(self, paths: Paths, pattern: bytes, walk: _Walk, max_count: int | None) -> None:
+    def __init__(self, paths: Paths, pattern: bytes, walk: _Walk, max_count: int | None, caller: Caller) -> None:
         self._read = paths.vfs.read
+        self._caller = caller
         self._pattern = pattern
         self._walk = walk
         self._left = max_count
@@ -345,7 +346,7 @@ class _Search:
     async def file(self, path: bytes, ino: int, size: int) -> None:
         """Add the hits in one file, none if it is not text or can't be read."""
         try:
-            data = await self._read(ino, 0, 0, size)
+            data = await self._read(ino, 0, 0, size, self._caller)
         except OSError:
             return
         if type(data) is not bytes:
@@ -390,7 +391,7 @@ class _Search:
         rest = b""
         offset = line = 0
         while True:
-            data = bytes(await self._read(ino, 0, offset, _PIECE))
+            data = bytes(await self._read(ino, 0, offset, _PIECE, self._caller))
             offset += len(data)
             if b"\0" in data:
                 return False

@@ -9,9 +9,10 @@ one raises OSError, and nothing else for want of the caller.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CoroutineType
-from typing import Any
+from typing import Any, Protocol
 
 from vfsd.core.plans import RENAME_EXCHANGE, fail
 from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
@@ -21,6 +22,28 @@ from vfsd.system import SystemEntries
 
 _OVERLAY_OFFSET = 1 << 40
 """Readdir offsets of overlaid entries begin here, above those of any volume."""
+
+
+class Witness(Protocol):
+    """Who is told of each exit of the funnels, once; raises nothing. ``args`` are the operation's after the ino."""
+
+    @property
+    def reads(self) -> Collection[str]:
+        """The operations that change nothing and are to be told of when they succeed."""
+
+    def before(self, op: str, ino: int, args: tuple[Any, ...]) -> Any:
+        """A change is about to be made; what this returns is given to ``done``."""
+
+    def done(self, before: Any, op: str, caller: Caller, ino: int, args: tuple[Any, ...], result: Any) -> None: ...
+    def failed(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...], error: BaseException) -> None: ...
+    def saw(self, op: str, caller: Caller, ino: int) -> None: ...
+    def unseen(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...], error: OSError) -> None: ...
+
+    def refused(self, message: Mapping[str, Any], caller: Caller, error: OSError) -> None:
+        """A request of the tool door failed, in a funnel (which has told of it) or before it reached one."""
+
+    def restored(self, op: str, checkpoint: str, changes: int, caller: Caller) -> None:
+        """The tree went back to a checkpoint, which no funnel sees."""
 
 
 class _JoinedAttr:
@@ -44,20 +67,53 @@ class Vfs:
         self._volumes = table.volumes
         self._overlays = table.overlays
         self._observed = self._mutated = 0
+        self.witness: Witness | None = None
 
     # -- the funnels
 
     async def _observe(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
         """Every operation that changes nothing passes here."""
         self._observed += 1
-        result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
-        return await result if type(result) is CoroutineType else result
+        try:
+            result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+            if type(result) is CoroutineType:
+                result = await result
+        except OSError as error:
+            if self.witness is not None:
+                self.witness.unseen(op, caller, ino, args, error)
+            raise
+        if self.witness is not None and op in self.witness.reads:
+            self.witness.saw(op, caller, ino)
+        return result
 
     async def _mutate(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
         """Every operation that changes the tree or contents passes here."""
         self._mutated += 1
+        witness = self.witness
+        if witness is not None:
+            return await self._witnessed(witness, op, caller, ino, args)
         result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
         return await result if type(result) is CoroutineType else result
+
+    async def _witnessed(self, witness: Witness, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Any:
+        """What has to be judged before an operation belongs at the head of the ``try``: so a denial is told of too."""
+        before = witness.before(op, ino, args)
+        try:
+            result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+            if type(result) is CoroutineType:
+                result = await result
+        except BaseException as error:
+            witness.failed(op, caller, ino, args, error)
+            raise
+        witness.done(before, op, caller, ino, args, result)
+        return result
+
+    def _refusal(self, code: int, name: bytes, op: str, caller: Caller, ino: int, *args: Any) -> OSError:
+        """The error of an operation that the tree refuses before it reaches its volume: an exit of the funnel too."""
+        error = fail(code, name)
+        if self.witness is not None:
+            self.witness.failed(op, caller, ino, args, error)
+        return error
 
     # -- what the doors ask about an ino
 
@@ -120,9 +176,10 @@ class Vfs:
         attr: Attr = self._volumes[laid.ino >> NODE_BITS].getattr(laid.ino)
         return attr
 
-    def _refuse_overlaid(self, parent: int, name: bytes, code: int) -> None:
+    def _refuse_overlaid(self, parent: int, name: bytes, code: int, *told: Any) -> None:
+        """``told``: the operation as ``_mutate`` takes it."""
         if parent in self._overlays and self._overlaid(parent, name) is not None:
-            raise fail(code, name)
+            raise self._refusal(code, name, *told)
 
     def _joined(self, attr: Attr) -> Attr:
         """The attributes as they show with routes mounted below."""
@@ -155,9 +212,9 @@ class Vfs:
         target: bytes = await self._observe("readlink", caller, ino)
         return target
 
-    async def read(self, ino: int, fh: int, offset: int, length: int) -> bytes | memoryview:
+    async def read(self, ino: int, fh: int, offset: int, length: int, caller: Caller = DAEMON) -> bytes | memoryview:
         """Up to ``length`` bytes; fewer only at the end of the file. ``fh`` 0 reads by inode."""
-        data: bytes | memoryview = await self._observe("read", DAEMON, ino, fh, offset, length)
+        data: bytes | memoryview = await self._observe("read", caller, ino, fh, offset, length)
         return data
 
     async def seek(self, ino: int, fh: int, offset: int, whence: int) -> int:
@@ -207,7 +264,8 @@ class Vfs:
 
     async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
         """ENODATA; EOPNOTSUPP for POSIX ACLs, which are not kept."""
-        _refuse_acl(name)
+        if _is_acl(name):
+            raise fail(errno.EOPNOTSUPP, name)
         value: bytes = await self._observe("getxattr", caller, ino, name)
         return value
 
@@ -220,38 +278,38 @@ class Vfs:
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """EEXIST, ENOENT, ENOTDIR, ENAMETOOLONG, ENOSPC, EROFS, as for all that make a name."""
-        self._refuse_overlaid(parent, name, errno.EEXIST)
+        self._refuse_overlaid(parent, name, errno.EEXIST, "mknod", caller, parent, name)
         attr: Attr = await self._mutate("mknod", caller, parent, name, mode, rdev, caller)
         return attr
 
     async def mkdir(self, parent: int, name: bytes, perm: int, caller: Caller) -> Attr:
         """EMLINK too."""
-        self._refuse_overlaid(parent, name, errno.EEXIST)
+        self._refuse_overlaid(parent, name, errno.EEXIST, "mkdir", caller, parent, name)
         attr: Attr = await self._mutate("mkdir", caller, parent, name, perm, caller)
         return attr
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        self._refuse_overlaid(parent, name, errno.EEXIST)
+        self._refuse_overlaid(parent, name, errno.EEXIST, "symlink", caller, parent, name)
         attr: Attr = await self._mutate("symlink", caller, parent, name, target, caller)
         return attr
 
     async def link(self, ino: int, new_parent: int, new_name: bytes, caller: Caller) -> Attr:
         """EXDEV across routes, EPERM for a directory, EMLINK."""
         if ino >> NODE_BITS != new_parent >> NODE_BITS:
-            raise fail(errno.EXDEV, new_name)
-        self._refuse_overlaid(new_parent, new_name, errno.EEXIST)
+            raise self._refusal(errno.EXDEV, new_name, "link", caller, ino, new_parent, new_name)
+        self._refuse_overlaid(new_parent, new_name, errno.EEXIST, "link", caller, ino, new_parent, new_name)
         attr: Attr = await self._mutate("link", caller, ino, new_parent, new_name, caller)
         return attr
 
     async def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
         """EBUSY for a route, ENOENT, EISDIR."""
-        self._refuse_overlaid(parent, name, errno.EBUSY)
+        self._refuse_overlaid(parent, name, errno.EBUSY, "unlink", caller, parent, name)
         await self._mutate("unlink", caller, parent, name, caller)
 
     async def rmdir(self, parent: int, name: bytes, caller: Caller) -> None:
         """EBUSY for a route, ENOENT, ENOTDIR, ENOTEMPTY (also when routes are mounted below)."""
-        self._refuse_overlaid(parent, name, errno.EBUSY)
-        self._refuse_mount_below(parent, name, errno.ENOTEMPTY)
+        self._refuse_overlaid(parent, name, errno.EBUSY, "rmdir", caller, parent, name)
+        self._refuse_mount_below(parent, name, errno.ENOTEMPTY, "rmdir", caller, parent, name)
         if self.table.hidden:
             await self._drop_hidden(parent, name, caller)
         await self._mutate("rmdir", caller, parent, name, caller)
@@ -265,22 +323,23 @@ class Vfs:
             if self._child(attr.ino, stub) is not None:
                 await self.rmdir(attr.ino, stub, caller)
 
-    def _refuse_mount_below(self, parent: int, name: bytes, code: int) -> None:
-        """A directory that a route is mounted in directly may not go."""
+    def _refuse_mount_below(self, parent: int, name: bytes, code: int, *told: Any) -> None:
+        """A directory that a route is mounted in directly may not go. ``told`` as for ``_refuse_overlaid``."""
         attr = self._child(parent, name)
         if attr is not None and any(not o.weak for o in self._overlays.get(attr.ino, {}).values()):
-            raise fail(code, name)
+            raise self._refusal(code, name, *told)
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, caller: Caller
     ) -> None:
         """EXDEV across routes, EBUSY for a route, and rename(2)'s errnos."""
-        self._refuse_overlaid(parent, name, errno.EBUSY)
-        self._refuse_overlaid(new_parent, new_name, errno.EBUSY)
+        told = ("rename", caller, parent, name, new_parent, new_name, flags)
+        self._refuse_overlaid(parent, name, errno.EBUSY, *told)
+        self._refuse_overlaid(new_parent, new_name, errno.EBUSY, *told)
         if parent >> NODE_BITS != new_parent >> NODE_BITS:
-            raise fail(errno.EXDEV, name)
+            raise self._refusal(errno.EXDEV, name, *told)
         if not flags & RENAME_EXCHANGE and (parent, name) != (new_parent, new_name):
-            self._refuse_mount_below(new_parent, new_name, errno.ENOTEMPTY)
+            self._refuse_mount_below(new_parent, new_name, errno.ENOTEMPTY, *told)
         await self._mutate("rename", caller, parent, name, new_parent, new_name, flags, caller)
 
     # -- mutating: attributes and contents
@@ -292,12 +351,14 @@ class Vfs:
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
         """EEXIST, ENODATA, ERANGE, E2BIG; EOPNOTSUPP for POSIX ACLs."""
-        _refuse_acl(name)
+        if _is_acl(name):
+            raise self._refusal(errno.EOPNOTSUPP, name, "setxattr", caller, ino, name)
         await self._mutate("setxattr", caller, ino, name, value, flags, caller)
 
     async def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:
         """ENODATA; EOPNOTSUPP for POSIX ACLs."""
-        _refuse_acl(name)
+        if _is_acl(name):
+            raise self._refusal(errno.EOPNOTSUPP, name, "removexattr", caller, ino, name)
         await self._mutate("removexattr", caller, ino, name, caller)
 
     async def write(
@@ -322,7 +383,7 @@ class Vfs:
 
     async def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Attr:
         """A new regular file with its content in one commit; EEXIST."""
-        self._refuse_overlaid(parent, name, errno.EEXIST)
+        self._refuse_overlaid(parent, name, errno.EEXIST, "create_file", caller, parent, name)
         attr: Attr = await self._mutate("create_file", caller, parent, name, perm, data, caller)
         return attr
 
@@ -335,7 +396,8 @@ class Vfs:
     ) -> int:
         """Bytes copied, 0 at the end of the source; EXDEV across routes (the kernel then copies by itself)."""
         if ino_in >> NODE_BITS != ino_out >> NODE_BITS:
-            raise fail(errno.EXDEV)
+            args = (fh_in, off_in, ino_out, fh_out, off_out, length, caller)
+            raise self._refusal(errno.EXDEV, b"", "copy_range", caller, ino_in, *args)
         copied: int = await self._mutate(
             "copy_range", caller, ino_in, fh_in, off_in, ino_out, fh_out, off_out, length, caller
         )
@@ -345,12 +407,13 @@ class Vfs:
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
         """The handle; O_TRUNC is honoured. EISDIR, ELOOP, EROFS."""
-        fh: int = await self._observe("open", caller, ino, flags, caller)
+        funnel = self._mutate if flags & os.O_TRUNC else self._observe
+        fh: int = await funnel("open", caller, ino, flags, caller)
         return fh
 
     async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Attr, int]:
         """A file made and opened, or opened when it is there and O_EXCL is not given."""
-        self._refuse_overlaid(parent, name, errno.EEXIST)
+        self._refuse_overlaid(parent, name, errno.EEXIST, "create", caller, parent, name)
         made: tuple[Attr, int] = await self._mutate("create", caller, parent, name, mode, flags, caller)
         return made
 
@@ -409,6 +472,5 @@ class Vfs:
         return total
 
 
-def _refuse_acl(name: bytes) -> None:
-    if name.startswith(b"system.posix_acl_"):
-        raise fail(errno.EOPNOTSUPP, name)
+def _is_acl(name: bytes) -> bool:
+    return name.startswith(b"system.posix_acl_")

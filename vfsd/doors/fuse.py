@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from vfsd.core.types import Attr, Caller, DirEntry, SetAttr, StatFs
+from vfsd.core.types import DAEMON, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.doors.known import ATTR, DATA, Invalidation, InvalInode, Known
 
 if TYPE_CHECKING:
@@ -185,10 +185,10 @@ class FuseDoor:
         self.known.looked_up(attr.ino)
         return attr, self._opened(attr.ino, fh)
 
-    async def read(self, ino: int, fh: int, offset: int, length: int) -> bytes | memoryview:
+    async def read(self, ino: int, fh: int, offset: int, length: int, caller: Caller = DAEMON) -> bytes | memoryview:
         # Marked before the wait: a change committed during it must find that these bytes go out.
         self.known.mark(ino, DATA)
-        return await self.vfs.read(ino, fh, offset, length)
+        return await self.vfs.read(ino, fh, offset, length, caller)
 
     async def write(
         self,

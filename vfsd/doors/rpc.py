@@ -303,6 +303,10 @@ class Connection:
         before = feed.seq
         try:
             return await handler(self._session, message, caller)
+        except OSError as exc:
+            if self._door.vfs.witness is not None:
+                self._door.vfs.witness.refused(message, caller, exc)
+            raise
         finally:
             # Also after a failure: what was done until then (half a tree removed) must show in the shell as well.
             if feed.seq != before and feed.settler is not None:

@@ -33,7 +33,16 @@ async def checkpoint(s: Session, m: Message, caller: Caller) -> Message:
     if action not in ACTIONS:
         raise OSError(errno.EINVAL, f"'checkpoint' has no action {action!r}: use {', '.join(ACTIONS)}")
     # In a field of its own, for it may have an id and a reply has one already.
-    return {"result": await ACTIONS[action](_checkpoints(s), m, caller)}
+    result = await ACTIONS[action](_checkpoints(s), m, caller)
+    if action == "restore":
+        _tell(s, action, result, caller)
+    return {"result": result}
+
+
+def _tell(s: Session, op: str, result: dict[str, Any], caller: Caller) -> None:
+    """That the tree has been made what it was."""
+    if s.vfs.witness is not None and result["changes"]:
+        s.vfs.witness.restored(op, result["id"], result["changes"], caller)
 
 
 async def _create(c: Checkpoints, m: Message, caller: Caller) -> Message:
@@ -97,7 +106,9 @@ ACTIONS: dict[str, Callable[[Checkpoints, Message, Caller], Awaitable[Message]]]
 @op
 async def undo(s: Session, m: Message, caller: Caller) -> Message:
     """{} -> {result: {id, undone: what, after: [what came later...], changes, before: id}}"""
-    return {"result": await _checkpoints(s).undo(caller)}
+    result = await _checkpoints(s).undo(caller)
+    _tell(s, "undo", result, caller)
+    return {"result": result}
 
 
 @op

@@ -251,7 +251,7 @@ async def pread(s: Session, m: Message, caller: Caller) -> Message:
     """{fh, offset, length=PIECE} -> {data}"""
     handle = _for_reading(s, m)
     length = min(natural(m, "length", PIECE), MAX_PIECE)
-    return {"data": await s.vfs.read(handle.ino, handle.fh, natural(m, "offset"), length)}
+    return {"data": await s.vfs.read(handle.ino, handle.fh, natural(m, "offset"), length, caller)}
 
 
 @op

@@ -116,6 +116,7 @@ class _Operations(pyfuse3.Operations):
         self._door = door
         self._started = started
         self._handles: dict[int, tuple[int, int, int]] = {}  # ours -> ino, the volume's fh, open flags
+        self._openers: dict[int, Caller] = {}  # pyfuse3 does not say who reads and writes
         self._last = 0
         self.requests = 0
 
@@ -151,8 +152,10 @@ class _Operations(pyfuse3.Operations):
         self._handles[self._last] = (ino, fh, flags)
         return self._last
 
-    def _file(self, ino: int, opened: Opened, flags: int) -> FileInfo:
-        return FileInfo(fh=self._handle(ino, opened.fh, flags), keep_cache=opened.keep_cache, direct_io=opened.direct)
+    def _file(self, ino: int, opened: Opened, flags: int, caller: Caller) -> FileInfo:
+        fh = self._handle(ino, opened.fh, flags)
+        self._openers[fh] = caller
+        return FileInfo(fh=fh, keep_cache=opened.keep_cache, direct_io=opened.direct)
 
     # ---- names
 
@@ -265,19 +268,20 @@ class _Operations(pyfuse3.Operations):
     @_guarded
     async def open(self, ino: int, flags: int, ctx: RequestContext) -> FileInfo:
         caller = _caller(ctx)
-        return self._file(ino, await self._door.open(ino, flags, caller, clear_suid=caller.uid != 0), flags)
+        return self._file(ino, await self._door.open(ino, flags, caller, clear_suid=caller.uid != 0), flags, caller)
 
     @_guarded
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        attr, opened = await self._door.create(parent, name, mode, flags, _caller(ctx))
-        return self._file(attr.ino, opened, flags), self._entry(parent, attr)
+        caller = _caller(ctx)
+        attr, opened = await self._door.create(parent, name, mode, flags, caller)
+        return self._file(attr.ino, opened, flags, caller), self._entry(parent, attr)
 
     @_guarded
     async def read(self, fh: int, offset: int, size: int) -> Any:
         ino, handle, _ = self._handles[fh]
-        return await self._door.read(ino, handle, offset, size)
+        return await self._door.read(ino, handle, offset, size, self._openers[fh])
 
     @_guarded
     async def write(self, fh: int, offset: int, data: bytes) -> int:
@@ -288,7 +292,7 @@ class _Operations(pyfuse3.Operations):
             # inside the file is one, an append begins at its end.
             size = (await self._door.getattr(ino, None, _NOBODY)).size
             from_cache = offset < size and offset + len(data) <= -(-size // _PAGE) * _PAGE
-        return await self._door.write(ino, handle, offset, data, flags, _NOBODY, from_cache=from_cache)
+        return await self._door.write(ino, handle, offset, data, flags, self._openers[fh], from_cache=from_cache)
 
     @_guarded
     async def flush(self, fh: int) -> None:
@@ -299,6 +303,7 @@ class _Operations(pyfuse3.Operations):
     @_guarded
     async def release(self, fh: int) -> None:
         ino, handle, _ = self._handles.pop(fh)
+        del self._openers[fh]
         await self._door.release(ino, handle)
 
     @_guarded

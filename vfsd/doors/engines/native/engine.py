@@ -332,7 +332,7 @@ class NativeEngine:
 
     async def _read(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         fh, offset, length = p.read_in(body)
-        return await self._door.read(ino, fh, offset, length)
+        return await self._door.read(ino, fh, offset, length, caller)
 
     async def _write(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         fh, offset, write_flags, flags, data = p.write_in(body)
