@@ -366,14 +366,18 @@ class PastVolume:
 
     def _where(self, ino: int) -> tuple[int, bytes] | None:
         """The directory that holds the ino, and its name there; None for the root and what had no link."""
+        return next(iter(self.links_of(ino)), None)
+
+    def links_of(self, ino: int) -> list[tuple[int, bytes]]:
+        """Every (ino of a directory, name) that leads to the ino."""
         if ino in self._lists:
-            return self._above.get(ino)
+            above = self._above.get(ino)
+            return [] if above is None else [above]
         slot = self._slot(ino)
         if ino & _PLACE_MASK == ROOT_NODE:
-            return slot.parent, slot.name
+            return [(slot.parent, slot.name)]
         with slot.store.reading():
-            link = next(slot.past.links(ino & _PLACE_MASK), None)
-        return None if link is None else (self._ino(ino, link[0]), link[1])
+            return [(self._ino(ino, parent), name) for parent, name in slot.past.links(ino & _PLACE_MASK)]
 
     def path_of(self, ino: int) -> bytes | None:
         """A path from the volume's root; None for what is gone."""

@@ -70,6 +70,7 @@ class TreeVolume:
         self.read_only = False
         self.root_ino = base | ROOT_NODE
         self.commits = 0
+        self._grown_blocks = backend.allocated()
         self._feed = feed
         self._clock = clock
         self.tree = Tree(base)
@@ -102,7 +103,7 @@ class TreeVolume:
         children: dict[bytes, Node] = {}
         for name, stored in self.backend.load(directory.id):
             node = children[name] = self._insert(stored)
-            node.parent, node.name = directory, name
+            self.tree.link(node, directory, name)
         directory.children = children
         return children
 
@@ -139,7 +140,9 @@ class TreeVolume:
             if isinstance(c, (Write, Zero, Reserve, Content)):
                 node = tree.nodes.get(c.node)
                 if node is not None:
-                    node.blocks = backend.blocks(node.id)
+                    blocks = backend.blocks(node.id)
+                    self._grown_blocks += blocks - node.blocks
+                    node.blocks = blocks
         self.commits += 1
         self._feed.publish(self.base, caller, op, changes)
 
@@ -248,6 +251,31 @@ class TreeVolume:
         """A path from the volume's root; None for a file without a link."""
         node = self.tree.nodes.get(ino & NODE_MASK)
         return None if node is None else self.tree.path(node)
+
+    def links_of(self, ino: int) -> list[tuple[int, bytes]]:
+        """Every (ino of a directory, name) that leads to the ino; none for the root and for what was unlinked."""
+        node = self._node(ino)
+        if node.nlink > 1 and not node.is_dir and len(self.tree.links.get(node.id, (b"",))) < node.nlink:
+            # Those in directories not looked at yet, and so unchanged since the backend has them.
+            for at, _ in self.backend.links(node.id):
+                self._reach(at)
+        links = self.tree.links.get(node.id)
+        if links is not None:
+            return [(self.base | at, name) for at, name in links]
+        return [] if node.parent is None else [(node.parent.ino, node.name)]
+
+    def _reach(self, directory: int) -> None:
+        """Have the entries of a directory in memory, wherever it is."""
+        if directory not in self.tree.nodes:
+            for at, _ in self.backend.links(directory):
+                self._reach(at)
+        node = self.tree.nodes.get(directory)
+        if node is not None and node.children is None:
+            self._load(node)
+
+    def used(self) -> tuple[int, int]:
+        """(nodes, bytes allocated to their contents), for quotas."""
+        return self.backend.counts()[0], (self._grown_blocks - self.tree.dropped_blocks) * 512
 
     # -- mutating: names
 

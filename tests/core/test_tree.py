@@ -90,3 +90,20 @@ def test_handles_pin_and_unpin() -> None:
             call(one)
         assert caught.value.errno == errno.EBADF
     assert len(handles) == 1
+
+
+def test_every_known_link_of_a_file_counts() -> None:
+    tree = grown()
+    root, d, f = at(tree, "/"), at(tree, "/d"), at(tree, "/f")
+    assert f.id not in tree.links
+    tree.apply(plans.link(tree, f, d, b"second", 50))
+    tree.apply(plans.link(tree, f, d, b"third", 50))
+    assert tree.links[f.id] == {(root.id, b"f"), (d.id, b"second"), (d.id, b"third")}
+    tree.apply(plans.rename(tree, d, b"third", root, b"moved", 0, 50))
+    tree.apply(plans.rename(tree, root, b"f", d, b"sub", plans.RENAME_EXCHANGE, 50))
+    assert tree.links[f.id] == {(root.id, b"moved"), (d.id, b"second"), (d.id, b"sub")}
+    tree.apply(plans.unlink(tree, d, b"sub", 50))
+    tree.apply(plans.unlink(tree, root, b"moved", 50))
+    assert f.id not in tree.links and tree.path(f) == b"/d/second"
+    tree.apply(plans.unlink(tree, d, b"second", 50))
+    assert tree.path(f) is None

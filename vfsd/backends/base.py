@@ -53,6 +53,12 @@ class Backend(Protocol):
     def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
         """The entries of a directory."""
 
+    def links(self, node: int) -> Iterable[tuple[int, bytes]]:
+        """The (directory, name) of each link of a node that is stored; none where all is in memory anyway."""
+
+    def allocated(self) -> int:
+        """Units of 512 bytes that all contents take, asked for when the volume is opened."""
+
     def xattrs(self, node: int) -> dict[bytes, bytes]:
         """The extended attributes of a node."""
 

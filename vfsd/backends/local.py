@@ -117,6 +117,10 @@ class LocalVolume(LocalFiles):
         except OSError:
             return None
 
+    def links_of(self, ino: int) -> list[tuple[int, bytes]]:
+        """Every (ino of a directory, name) that is known to lead to the ino; the host may have more."""
+        return [(self.base | at, name) for at, name in self._inodes.links_of(self._inode(ino))]
+
     def opendir(self, ino: int, caller: Caller) -> int:
         """ENOTDIR."""
         inode = self._inode(ino)

@@ -39,10 +39,10 @@ class Inode:
     """One file of the host. ``parent`` and ``name`` are where it was last seen, ``name`` None once it is nowhere.
 
     ``fd`` is an O_PATH descriptor or -1, ``handles`` the descriptors of its opens, ``lookups`` what the kernel holds;
-    ``ctime_ns`` is the latest seen, ``fmt`` the type bits.
+    ``ctime_ns`` is the latest seen, ``fmt`` the type bits. ``others`` are places where it was seen before, and may be.
     """
 
-    __slots__ = ("ctime_ns", "fd", "fmt", "handles", "key", "lookups", "name", "node", "parent")
+    __slots__ = ("ctime_ns", "fd", "fmt", "handles", "key", "lookups", "name", "node", "others", "parent")
 
     def __init__(self, node: int, key: Key, fmt: int, ctime_ns: int, parent: Inode | None, name: bytes | None) -> None:
         self.node = node
@@ -54,6 +54,7 @@ class Inode:
         self.fd = -1
         self.lookups = 0
         self.handles: list[int] = []
+        self.others: set[tuple[Inode, bytes]] = set()
 
 
 class Inodes:
@@ -127,6 +128,8 @@ class Inodes:
                     at.parent = at.name = None
                 at = at.parent
         unnamed = inode.name is None
+        if inode.fmt != stat.S_IFDIR and inode.parent is not None and inode.name is not None:
+            inode.others.add((inode.parent, inode.name))
         inode.parent = parent
         inode.name = name
         if unnamed and inode.fd >= 0:
@@ -403,6 +406,20 @@ class Inodes:
         """The path from the root, ``/`` first; None for a file without a name."""
         names = self._names(inode)
         return None if names is None else b"/" + b"/".join(names)
+
+    def links_of(self, inode: Inode) -> list[tuple[int, bytes]]:
+        """The (node of a directory, name) of each place where the inode was seen and still is."""
+        found = [] if inode.parent is None or inode.name is None else [(inode.parent.node, inode.name)]
+        for parent, name in list(inode.others):
+            try:
+                there = self.find(os.stat(name, dir_fd=self.dir_fd(parent), follow_symlinks=False))
+            except OSError:
+                there = None
+            if there is not inode or (parent is inode.parent and name == inode.name):
+                inode.others.discard((parent, name))
+            else:
+                found.append((parent.node, name))
+        return found
 
     def counters(self) -> dict[str, int]:
         """For status."""

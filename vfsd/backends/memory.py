@@ -21,8 +21,10 @@ class MemoryBackend:
 
     kind = "memory"
 
-    def __init__(self) -> None:
-        self._data = ExtentFile(os.memfd_create("vfsd-memory"), lambda node: [], lambda node: True)
+    def __init__(self, scratch: int | None = None) -> None:
+        """``scratch``: the descriptor of an unnamed file to keep contents in, instead of one in memory."""
+        fd = os.memfd_create("vfsd-memory") if scratch is None else scratch
+        self._data = ExtentFile(fd, lambda node: [], lambda node: True)
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
         self._nodes: set[int] = set()
         self.read = self._data.read
@@ -39,6 +41,12 @@ class MemoryBackend:
 
     def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
         return ()
+
+    def links(self, node: int) -> Iterable[tuple[int, bytes]]:
+        return ()
+
+    def allocated(self) -> int:
+        return 0
 
     def xattrs(self, node: int) -> dict[bytes, bytes]:
         return dict(self._xattrs.get(node, ()))

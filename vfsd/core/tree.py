@@ -4,7 +4,8 @@ Pure: no trio, no os, no clock. Invariants:
 - ``apply`` cannot fail for changes a plan of this tree yielded.
 - A directory's ``children`` is None (not loaded) or complete.
 - A node is in ``nodes`` while it has a link or a pin; pins are kernel lookups and handles.
-- ``parent`` and ``name`` are one place a node is linked at, the only one for a directory.
+- ``parent`` and ``name`` are one place a node is linked at, the only one for a directory; where more are known,
+  ``links`` has all that are.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ class Tree:
     def __init__(self, base: int) -> None:
         self.base = base
         self.nodes: dict[int, Node] = {}
+        self.links: dict[int, set[tuple[int, bytes]]] = {}
+        """Node -> (directory, name) of each of its links, for files with several known ones."""
         self.next_node = ROOT_NODE
+        self.dropped_blocks = 0
+        """Units of 512 bytes that dropped nodes had, all told."""
 
     def child(self, directory: Node, name: bytes) -> Node | None:
         """The entry ``name``, None when there is none. Raises NotLoaded."""
@@ -103,18 +108,43 @@ class Tree:
             elif type(c) is Dentry:
                 parent, node = nodes[c.parent], nodes[c.node]
                 assert parent.children is not None
+                replaced = parent.children.get(c.name)
+                if replaced is not None and replaced is not node:
+                    self._unlink(replaced, parent, c.name)
                 parent.children[c.name] = node
-                node.parent, node.name = parent, c.name
+                self.link(node, parent, c.name)
             elif type(c) is NoDentry:
                 parent, gone = nodes[c.parent], nodes.get(c.node)
                 assert parent.children is not None
                 parent.children.pop(c.name, None)
-                if gone is not None and gone.parent is parent and gone.name == c.name:
-                    gone.parent = None
+                if gone is not None:
+                    self._unlink(gone, parent, c.name)
             elif type(c) is Target:
                 nodes[c.node].target = c.target
             elif type(c) is Drop:
-                nodes.pop(c.node, None)
+                dropped = nodes.pop(c.node, None)
+                if dropped is not None:
+                    self.dropped_blocks += dropped.blocks
+                    self.links.pop(c.node, None)
+
+    def link(self, node: Node, parent: Node, name: bytes) -> None:
+        """Note that ``node`` is ``name`` in ``parent``, perhaps besides elsewhere."""
+        before = node.parent
+        if before is not None and (before is not parent or node.name != name) and not node.is_dir:
+            self.links.setdefault(node.id, {(before.id, node.name)}).add((parent.id, name))
+        node.parent, node.name = parent, name
+
+    def _unlink(self, node: Node, parent: Node, name: bytes) -> None:
+        links = self.links.get(node.id)
+        if links is not None:
+            links.discard((parent.id, name))
+        if node.parent is parent and node.name == name:
+            node.parent = None
+        if links:
+            at, name = next(iter(links))
+            node.parent, node.name = self.nodes[at], name
+            if len(links) == 1:
+                del self.links[node.id]
 
     def _put(self, c: Put) -> None:
         node = self.nodes.get(c.node)
