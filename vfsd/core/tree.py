@@ -140,11 +140,11 @@ class Tree:
             links.discard((parent.id, name))
         if node.parent is parent and node.name == name:
             node.parent = None
-        if links:
-            at, name = next(iter(links))
-            node.parent, node.name = self.nodes[at], name
-            if len(links) == 1:
-                del self.links[node.id]
+            if links:
+                at, node.name = min(links)
+                node.parent = self.nodes[at]
+        if links is not None and len(links) == 1:
+            del self.links[node.id]
 
     def _put(self, c: Put) -> None:
         node = self.nodes.get(c.node)
