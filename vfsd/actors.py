@@ -1,8 +1,8 @@
 """Who is behind a pid: its command line, and the execute and tool call that it belongs to.
 
 Owns the look into ``/proc``. A process belongs to the execute whose marker is in its environment; else to that of its
-session or of its nearest ancestor that has one (a container's supervisor, say), for a program may clear its
-environment. Must not know doors or records.
+mount namespace, of its session, or of its nearest ancestor that has one (a container's supervisor, say), for a program
+may clear its environment. Must not know doors or records.
 
 A process is looked at when its first request is answered, for then it waits for us and is still there; and again when
 what is known of it is old, since it may have started another program. The look is a worker thread's, and is waited for
@@ -12,11 +12,15 @@ hold until we answer a request (munmap(2) of pages that are being written back),
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+_T = TypeVar("_T")
 
 PATIENCE = 0.05
 """Seconds that a request may be held up by the look at who made it."""
@@ -31,6 +35,9 @@ KNOWN_MAX = 1024
 
 COMMAND_MAX = 256
 """Characters of a command line that are kept."""
+
+_NS_GET_MNTNS_ID = 0x8008B705
+"""ioctl(2) of a mount namespace: its number, which is never given out again (Linux 6.11); the inode's is, soon."""
 
 _ANCESTOR_NS = 1_000_000_000
 _DEPTH_MAX = 64
@@ -76,6 +83,7 @@ class Actors:
         self._proc = proc
         self._seen: dict[int, _Seen] = {}
         self._sessions: dict[int, Mark] = {}
+        self._namespaces: dict[int, Mark] = {}
         self._ancestors: dict[int, tuple[Mark | None, int]] = {}
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._told: SimpleQueue[Actor | None] = SimpleQueue()
@@ -93,9 +101,8 @@ class Actors:
         found = self._look(pid)
         now = self._clock()
         if seen is None:
-            if len(self._seen) >= KNOWN_MAX:
-                self._seen.clear()
-            seen = self._seen[pid] = _Seen(found or Actor(pid), now + FRESH_NS, FRESH_NS)
+            seen = _Seen(found or Actor(pid), now + FRESH_NS, FRESH_NS)
+            _put(self._seen, pid, seen)
         else:
             # Nothing found: it has ended, and this is the last that it did.
             seen.actor = found or seen.actor
@@ -161,12 +168,38 @@ class Actors:
             command = command[: COMMAND_MAX - 1] + "…"
         mark = self._mark(pid)
         if mark is None:
-            mark = self._sessions.get(session) or self._ancestor(parent, 0)
-        elif session not in self._sessions and self._leads(session, mark):
-            if len(self._sessions) >= KNOWN_MAX:
-                self._sessions.clear()
-            self._sessions[session] = mark
+            mark = (
+                self._namespaces.get(self._namespace(pid)) or self._sessions.get(session) or self._ancestor(parent, 0)
+            )
+        else:
+            if session not in self._sessions and self._leads(session, mark):
+                _put(self._sessions, session, mark)
+            namespace = self._namespace(pid)
+            if namespace and namespace not in self._namespaces and self._made_for(parent, mark, namespace):
+                _put(self._namespaces, namespace, mark)
         return Actor(process, command, mark)
+
+    def _namespace(self, pid: int) -> int:
+        """The number of its mount namespace, 0 when that can't be told."""
+        try:
+            fd = os.open(f"{self._proc}/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            return int(struct.unpack("=Q", fcntl.ioctl(fd, _NS_GET_MNTNS_ID, bytes(8)))[0])
+        except OSError:
+            return 0
+        finally:
+            os.close(fd)
+
+    def _made_for(self, parent: int, mark: Mark, namespace: int) -> bool:
+        """Whether a mount namespace is the execute's alone: that from which it was started is another."""
+        for _ in range(_DEPTH_MAX):
+            above = self._mark(parent)
+            if above is None or above.execute != mark.execute:
+                return self._namespace(parent) not in (0, namespace)
+            parent = int(self._stat(parent)[1])
+        return False
 
     def _leads(self, session: int, mark: Mark) -> bool:
         """Whether the whole session is of that execute; one run on a terminal is in the session of the terminal."""
@@ -209,7 +242,11 @@ class Actors:
             mark = self._mark(pid) or self._sessions.get(int(fields[3])) or self._ancestor(int(fields[1]), depth + 1)
         except (OSError, ValueError, IndexError):
             return None
-        if len(self._ancestors) >= KNOWN_MAX:
-            self._ancestors.clear()
-        self._ancestors[pid] = (mark, now + _ANCESTOR_NS)
+        _put(self._ancestors, pid, (mark, now + _ANCESTOR_NS))
         return mark
+
+
+def _put(known: dict[int, _T], key: int, value: _T) -> None:
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    known[key] = value

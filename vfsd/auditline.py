@@ -29,6 +29,8 @@ READS = {
 }  # fmt: skip
 """Operations that change nothing and have a line when reads are wanted, and what they are called there."""
 
+_WORDS = READS | {"replace": "write", "create_file": "create"}
+
 _MAKES = frozenset({"mknod", "mkdir", "symlink", "create", "create_file"})
 _REMOVES = frozenset({"unlink", "rmdir"})
 _ENTRY = _MAKES | _REMOVES | {"lookup"}
@@ -137,7 +139,7 @@ class Lines:
     def failed(self, op: str, ino: int, args: Args) -> bytes:
         """The fields of an operation that failed, or of one that only looks."""
         if op in _ENTRY:
-            return b'"op":"%b","path":%b' % (op.encode(), self._entry_path(ino, args[0]))
+            return b'"op":"%b","path":%b' % (_called(op, args), self._entry_path(ino, args[0]))
         if op == "rename":
             paths = self._entry_path(ino, args[0]), self._entry_path(args[1], args[2])
             return b'"op":"rename","path":%b,"path2":%b' % paths
@@ -240,7 +242,7 @@ def _called(op: str, args: Args) -> bytes:
         return b"chown" if to.uid is not None or to.gid is not None else b"utime"
     if op == "open" and args[0] & os.O_TRUNC:
         return b"truncate"
-    return READS.get(op, "write" if op == "replace" else op).encode()
+    return _WORDS.get(op, op).encode()
 
 
 def _attributes(to: SetAttr) -> bytes:
