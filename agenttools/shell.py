@@ -34,6 +34,7 @@ from agenttools.views import (
     absolute,
     mount_view,
     mountpoint_of,
+    of_call,
     root_view,
     user_shell,
 )
@@ -113,7 +114,7 @@ def execute(
         with _told(client, command, call, call_id):
             return run_command(launch, command, call, limit, output, name, cancellation)
 
-    return _in_view(client, view, cwd, env or {}, call, mountpoint, run)
+    return _in_view(client, view, cwd, {**(env or {}), **of_call(call_id)}, call, mountpoint, run)
 
 
 @contextlib.contextmanager

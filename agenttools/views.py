@@ -43,6 +43,9 @@ STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARKER = "VFSD_EXECUTE"
 """Names the call a process belongs to; ids of nested calls are joined by ``:``, so that the outer one finds them."""
 
+CALL = "VFSD_CALL_ID"
+"""Names the tool call that the command is run for; a command run by that one without a call of its own inherits it."""
+
 
 class ViewUnavailable(OSError):
     """The view asked for cannot be had here; ``strerror`` says why. errno is EOPNOTSUPP or ENODEV."""
@@ -240,9 +243,15 @@ def _environment(path: str, home: str, temporary: str) -> dict[str, str]:
     return environ
 
 
+def of_call(call_id: str | None) -> dict[str, str]:
+    """The variable that says which tool call a command belongs to."""
+    call_id = call_id or os.environ.get(CALL)
+    return {CALL: call_id.replace("\0", "")[:256]} if call_id else {}
+
+
 def _finish(environ: dict[str, str], env: Mapping[str, str], call: str) -> dict[str, str]:
     outer = os.environ.get(MARKER)
-    return {**environ, **env, MARKER: f"{outer}:{call}" if outer else call}
+    return {**environ, **of_call(None), **env, MARKER: f"{outer}:{call}" if outer else call}
 
 
 @functools.lru_cache(maxsize=1)
