@@ -54,6 +54,19 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True)
+class AuditPolicy:
+    """Whether changes and refusals are recorded, and how much is kept: ``max_bytes``, and ``max_age`` in seconds.
+
+    ``reads``: what only looks is recorded too.
+    """
+
+    enabled: bool = True
+    max_bytes: int = 64 << 20
+    max_age: int = 30 * 86400
+    reads: bool = False
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole mount. ``routes`` always has one for ``/``; ``furnish`` names directories to make in it when missing."""
 
@@ -66,6 +79,7 @@ class Config:
     routes: tuple[RouteSpec, ...] = ()
     furnish: tuple[str, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
+    audit: AuditPolicy = AuditPolicy()
 
 
 _SCALARS: dict[str, type] = {
@@ -77,9 +91,12 @@ _SCALARS: dict[str, type] = {
     "log_level": str,
 }
 _ROUTE_KEYS = ("kind", "location")
-_POLICY: dict[str, type] = {"every_calls": int, "every_execute": bool, "keep": int}
-_POLICY_LEAST = {"every_calls": 0, "keep": 1}
-_TABLES = ("routes", "checkpoints")
+_POLICIES: dict[str, dict[str, type]] = {
+    "checkpoints": {"every_calls": int, "every_execute": bool, "keep": int},
+    "audit": {"enabled": bool, "max_bytes": int, "max_age": int, "reads": bool},
+}
+_LEAST = {"keep": 1, "max_bytes": 1 << 16, "max_age": 60}
+_TABLES = ("routes", *_POLICIES)
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
@@ -98,6 +115,11 @@ def mount_home(config: Config) -> Path:
 def thread_home(name: str, thread: str) -> Path:
     """Where the state routes of ``thread`` live that name no location."""
     return state_home() / name / "threads" / thread
+
+
+def audit_home(name: str, thread: str) -> Path:
+    """Where the record is of who changed what in ``thread``."""
+    return thread_home(name, thread) / "audit"
 
 
 def check_word(what: str, value: str) -> str:
@@ -223,23 +245,31 @@ def load(path: Path) -> Config:
         except ConfigError as exc:
             raise wrong(str(exc), "routes", prefix) from None
         routes[spec.prefix] = spec
-    return Config(**scalars, routes=tuple(routes.values()), checkpoints=_policy(table.get("checkpoints", {}), wrong))
+    return Config(**scalars, routes=tuple(routes.values()), **_policies(table, wrong))
 
 
-def _policy(table: Any, wrong: Callable[..., ConfigError]) -> CheckpointPolicy:
-    """The table ``[checkpoints]``."""
-    if not isinstance(table, dict):
-        raise wrong("checkpoints must be a table: [checkpoints]", "checkpoints")
-    for key, value in table.items():
-        if key not in _POLICY:
-            raise wrong(f"unknown key {key!r} in [checkpoints] (known: {', '.join(_POLICY)})", "checkpoints", key)
+def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[str, Any]:
+    """The tables that hold settings of one matter each, as fields of Config."""
+    return {
+        "checkpoints": CheckpointPolicy(**_settings("checkpoints", table, wrong)),
+        "audit": AuditPolicy(**_settings("audit", table, wrong)),
+    }
+
+
+def _settings(name: str, table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[str, Any]:
+    """The checked table ``[name]``."""
+    settings, known = table.get(name, {}), _POLICIES[name]
+    if not isinstance(settings, dict):
+        raise wrong(f"{name} must be a table: [{name}]", name)
+    for key, value in settings.items():
+        if key not in known:
+            raise wrong(f"unknown key {key!r} in [{name}] (known: {', '.join(known)})", name, key)
+        if type(value) is not known[key]:
+            raise wrong(f"{key} must be {'true or false' if known[key] is bool else 'a number'}", name, key)
         number: Any = value
-        if type(value) is not _POLICY[key]:
-            kind = "true or false" if _POLICY[key] is bool else "a number"
-            raise wrong(f"{key} must be {kind}", "checkpoints", key)
-        if number < _POLICY_LEAST.get(key, 0):
-            raise wrong(f"{key} must be at least {_POLICY_LEAST[key]}", "checkpoints", key)
-    return CheckpointPolicy(**table)
+        if known[key] is int and number < _LEAST.get(key, 0):
+            raise wrong(f"{key} must be at least {_LEAST.get(key, 0)}", name, key)
+    return settings
 
 
 def _check_scalar(key: str, value: Any) -> None:

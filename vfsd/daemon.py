@@ -20,13 +20,15 @@ import trio
 
 from vfsd import __version__, registry
 from vfsd import mountpoint as mounts
+from vfsd.audit import Audit
+from vfsd.auditvolume import AuditVolume
 from vfsd.backends.base import VolumeError
 from vfsd.backends.local import LocalVolume
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.checkpoints import Checkpoints
-from vfsd.config import Config, ConfigError, RouteSpec, check_word, mount_home, thread_home
-from vfsd.core.types import DAEMON, ROOT_NODE
+from vfsd.config import Config, ConfigError, RouteSpec, audit_home, check_word, mount_home, thread_home
+from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE
 from vfsd.doors import engines, rpc
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
@@ -54,6 +56,7 @@ class Daemon:
         self.mountpoint = mountpoint
         self.started = 0.0
         self.checkpoints: Checkpoints
+        self.audit: Audit | None = None
         self._engine: engines.Engine | None = None
         self._serving = trio.CancelScope()
         self._leave = trio.Event()
@@ -76,6 +79,8 @@ class Daemon:
             finally:
                 for volume in reversed(table.volumes):
                     volume.close()
+                if self.audit is not None:
+                    self.audit.close()
                 registry.erase(self.config.name)
 
     @contextlib.contextmanager
@@ -110,7 +115,25 @@ class Daemon:
         table.add_volume(past)
         table.overlay(ROOT_NODE, b".checkpoints", past.root_ino, hidden=True)
         self.checkpoints = Checkpoints(table, past, self.config.checkpoints, time.time_ns, self._thread_home)
-        return Vfs(table, feed, system)
+        vfs = Vfs(table, feed, system)
+        if self.config.audit.enabled:
+            self._watch(vfs, owner)
+        return vfs
+
+    def _watch(self, vfs: Vfs, owner: tuple[int, int]) -> None:
+        """Record who changes what, and show the record as ``/.vfsd``."""
+        policy = self.config.audit
+        place = audit_home(self.config.name, self.config.thread)
+        try:
+            audit = Audit(vfs, place, max_bytes=policy.max_bytes, max_age=policy.max_age, reads=policy.reads)
+        except OSError as exc:
+            raise VolumeError(f"the audit log {place}: {exc.strerror}") from None
+        self.audit = vfs.witness = audit
+        base = vfs.table.next_base()
+        shown = AuditVolume(base, {b"log.ndjson": audit.log, b"errors.ndjson": audit.errors}, owner)
+        vfs.table.add_volume(shown)
+        vfs.table.overlay(ROOT_NODE, b".vfsd", shown.root_ino, hidden=True)
+        audit.silent.add(base >> NODE_BITS)
 
     def _thread_home(self, thread: str) -> Path:
         """Where the state volumes of another thread live; EINVAL for a name that can't be a thread's, EEXIST."""
@@ -209,6 +232,8 @@ class Daemon:
         """The entry with what changes: uptime in seconds and counters."""
         assert self._engine is not None
         counters = vfs.counters() | {"requests": self._engine.requests}
+        if self.audit is not None:
+            counters |= self.audit.counters()
         return self.entry(vfs) | {"uptime": time.time() - self.started, "counters": counters}
 
     async def _signals(self, task_status: trio.TaskStatus[None]) -> None:
@@ -245,6 +270,13 @@ class Daemon:
                 await self.checkpoints.maintain()
             except OSError as exc:
                 log.warning("maintenance of checkpoints: %s", exc.strerror)
+            if self.audit is not None:
+                try:
+                    self.audit.maintain()
+                    if self.audit.dirty:
+                        await trio.to_thread.run_sync(self.audit.sync)
+                except OSError as exc:
+                    log.warning("maintenance of the audit log: %s", exc.strerror)
 
     @staticmethod
     async def _maintain_once(vfs: Vfs) -> None:
