@@ -77,6 +77,15 @@ def test_undo_passes_over_what_changed_nothing(mount: Mount) -> None:
     assert mount.state() == {}
 
 
+def test_undo_passes_over_what_left_nothing(mount: Mount) -> None:
+    run(mount.checkpoints.before_execute, "touch a", ME)
+    mount.write("/a")
+    run(mount.checkpoints.before_execute, "sort", ME)
+    mount.write("/temporary")
+    mount.root.unlink(mount.root.root_ino, b"temporary", ME)
+    assert run(mount.checkpoints.undo, ME)["undone"] == "execute: touch a"
+
+
 def test_undo_never_goes_forward(mount: Mount) -> None:
     name = create(mount, "start")
     mount.write("/a")

@@ -110,6 +110,16 @@ def test_restore_of_what_is_there_changes_nothing(mount: Mount) -> None:
     assert len(mount.checkpoints.all()) == 1
 
 
+def test_a_second_restore_has_nothing_to_do(mount: Mount) -> None:
+    mount.write("/a", b"old")
+    mount.write("/d/b")
+    name = create(mount)
+    mount.write("/a", b"new")
+    mount.root.unlink(mount.find("/d").ino, b"b", ME)
+    assert run(mount.checkpoints.restore, name, ME)["before"] is not None
+    assert run(mount.checkpoints.restore, name, ME)["before"] is None
+
+
 def test_a_file_open_for_writing_refuses_a_restore_that_would_change_it(mount: Mount) -> None:
     mount.write("/d/a", b"old")
     name = create(mount)

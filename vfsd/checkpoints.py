@@ -25,7 +25,7 @@ from vfsd.backends import history
 from vfsd.backends.history import NOW, Past
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.config import CheckpointPolicy
-from vfsd.core.changes import Change
+from vfsd.core.changes import Change, Put
 from vfsd.core.types import DAEMON, NODE_MASK, Caller
 from vfsd.difference import Compare, Difference, without_stubs
 from vfsd.fork import fork_volume
@@ -328,7 +328,7 @@ class Checkpoints:
                 # Nothing waits from here on, so that what the new checkpoint has is exactly what the restore changes.
                 plans = {p.prefix: _plan(p.prefix, self._volumes[p.prefix], p.epoch) for p in mark.parts}
                 total = sum(map(len, plans.values()))
-                if not total:
+                if not total or (cause == "undo" and not any(map(self._matters, plans, plans.values()))):
                     return 0, None
                 for prefix, volume in self._volumes.items():
                     made = volume.store.checkpoint_now(before.id, before.label, cause, before.time_ns)
@@ -340,6 +340,17 @@ class Checkpoints:
         self._admit(before, caller)
         self._commits = self._count()
         return total, before
+
+    def _matters(self, prefix: bytes, plan: Sequence[Change]) -> bool:
+        """False when only times would change, as those of a directory in which a file came and went."""
+        nodes = self._volumes[prefix].tree.nodes
+        for c in plan:
+            node = nodes.get(c.node) if type(c) is Put else None
+            if type(c) is not Put or node is None:
+                return True
+            if c[1:7] != (node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size):
+                return True
+        return False
 
     def _commit_all(self, plans: Mapping[bytes, list[Change]], before: Mark, caller: Caller) -> None:
         """All the plans, or none."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vfsd.control import connect, running
+from vfsd.control import Failure, connect, running
 
 _RED, _GREEN, _YELLOW, _CYAN, _BOLD, _END = "\033[31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m", "\033[m"
 _SHOWN = {
@@ -227,11 +227,17 @@ def _gc_unmounted(args: argparse.Namespace) -> dict[str, int]:
     import trio
 
     from vfsd.atrest import volumes_of
+    from vfsd.backends.base import VolumeError
     from vfsd.backends.sqlite import SqliteBackend
 
     before = after = 0
     for place in [args.location] if args.location else [v.location for v in volumes_of(args.name, args.thread)]:
-        store = SqliteBackend(place)
+        if not (place / "tree.db").exists():
+            raise Failure(f"{place} holds no volume (no tree.db)")
+        try:
+            store = SqliteBackend(place)
+        except VolumeError as exc:
+            raise Failure(str(exc)) from None
         try:
             before += store.disk_used()
             trio.run(store.compact)

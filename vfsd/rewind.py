@@ -107,7 +107,9 @@ class Rewind:
 
     def _bring_back(self, then: Stored, node: int, now: Stored | None) -> None:
         """Make ``node`` what ``then`` was; ``now`` is what it is, None when it is to be made."""
-        self._put(then, node, then.nlink)
+        # Its time of change apart, which no one can set, it may be as it was already: after a restore, say.
+        if now is None or then._replace(ctime_ns=now.ctime_ns) != now:
+            self._put(then, node, then.nlink)
         if then.target is not None and (now is None or now.target != then.target):
             self._puts.append(Target(node, then.target))
         was, has = self._then.xattrs(then.node), self._now.xattrs(node) if now is not None else {}
