@@ -236,8 +236,8 @@ class Paths:
             try:
                 return True, await self.vfs.create_file(place.parent.ino, place.name, perm, data, caller)
             except FileExistsError:
-                # Only where a volume answers over the network: someone else made it meanwhile, so overwrite that.
-                if exclusive or self.vfs.is_inline(place.parent.ino):
+                # Only where this had to wait: someone else made it meanwhile, so overwrite that.
+                if exclusive or (self.vfs.is_inline(place.parent.ino) and not self.vfs.waits):
                     raise
 
     async def makedirs(self, path: bytes, caller: Caller, perm: int = 0o755) -> Attr:
@@ -283,6 +283,8 @@ class Paths:
         vfs = self.vfs
         if self._holds_route(attr.ino):
             fail(errno.EBUSY)
+        if vfs.guard is not None:
+            await vfs.guard.deleting(parent, name, caller)
         stack: list[tuple[int, bytes, Attr]] = [(parent, name, attr)]
         began = time.perf_counter()
         while stack:

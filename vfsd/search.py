@@ -221,6 +221,8 @@ class _Walk:
         depth = below.count(b"/")
         matcher, caller, skip, contents = self._matcher, self._caller, self._skip, self._contents
         match = matcher.match if matcher is not None else None
+        # What a rule denies, or would have somebody asked for, is passed by.
+        allowed = _any if self._vfs.guard is None else self._vfs.guard.may_read
         runs: list[list[_Entry]] = []
         entries = iter(await self._vfs.children(ino, caller))
         while chunk := list(islice(entries, _BATCH)):
@@ -229,11 +231,11 @@ class _Walk:
                 kind = attr.mode & 0o170000
                 if kind == 0o100000:
                     if (match is None or match(name, below + name)) and (
-                        not contents or (attr.size and may(caller, attr, READ))
+                        not contents or (attr.size and may(caller, attr, READ) and allowed(attr.ino))
                     ):
                         found.append((directory + name, attr.ino, attr.size, attr.mtime_ns))
                 elif kind == 0o040000 and name != skip and (matcher is None or matcher.enters(depth, name)):
-                    if may(caller, attr, READ | SEARCH):
+                    if may(caller, attr, READ | SEARCH) and allowed(attr.ino):
                         # The slash puts a directory where its files belong among its neighbours: a.c before a/b.
                         found.append((directory + name + b"/", attr.ino, 0, 0))
                     else:
@@ -248,6 +250,10 @@ class _Walk:
         while batch := list(islice(merged, _BATCH)):
             self._stack += batch
             await self.tick()
+
+
+def _any(ino: int) -> bool:
+    return True
 
 
 async def glob(
@@ -313,6 +319,9 @@ async def grep(
             name = whole.rpartition(b"/")[2]
             if not may(caller, attr, READ):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            if paths.vfs.guard is not None:
+                # The file that was asked for: here a rule is told of, or somebody asked.
+                await paths.vfs.read(attr.ino, 0, 0, 0, caller)
             if matcher is None or matcher.match(name, name):
                 await (
                     search.large_file(whole, attr.ino)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vfsd.core.plans import RENAME_EXCHANGE, fail
 from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
@@ -20,6 +20,10 @@ from vfsd.feed import Feed
 from vfsd.routes import Overlay, RouteTable
 from vfsd.system import SystemEntries
 
+if TYPE_CHECKING:
+    from vfsd.rules import Guard
+
+_MOVING = frozenset(("rename", "link", "unlink"))
 _OVERLAY_OFFSET = 1 << 40
 """Readdir offsets of overlaid entries begin here, above those of any volume."""
 
@@ -68,6 +72,10 @@ class Vfs:
         self._overlays = table.overlays
         self._observed = self._mutated = 0
         self.witness: Witness | None = None
+        self.guard: Guard | None = None
+        self.waits = False
+        """Whether the guard may let an operation wait, on whatever volume."""
+        self.rules_changed: Callable[[], None] = lambda: None
 
     # -- the funnels
 
@@ -75,6 +83,8 @@ class Vfs:
         """Every operation that changes nothing passes here."""
         self._observed += 1
         try:
+            if self.guard is not None and (waits := self.guard.observing(op, caller, ino, args)) is not None:
+                await waits
             result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
             if type(result) is CoroutineType:
                 result = await result
@@ -89,23 +99,30 @@ class Vfs:
     async def _mutate(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
         """Every operation that changes the tree or contents passes here."""
         self._mutated += 1
-        witness = self.witness
-        if witness is not None:
-            return await self._witnessed(witness, op, caller, ino, args)
+        if self.witness is not None or self.guard is not None:
+            return await self._watched(op, caller, ino, args)
         result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
         return await result if type(result) is CoroutineType else result
 
-    async def _witnessed(self, witness: Witness, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Any:
-        """What has to be judged before an operation belongs at the head of the ``try``: so a denial is told of too."""
-        before = witness.before(op, ino, args)
+    async def _watched(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Any:
+        """Judged at the head of the ``try``, so that a denial is told of too."""
+        guard, witness = self.guard, self.witness
         try:
+            if guard is not None and (waits := guard.mutating(op, caller, ino, args)) is not None:
+                await waits
+            before = None if witness is None else witness.before(op, ino, args)
             result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
             if type(result) is CoroutineType:
                 result = await result
         except BaseException as error:
-            witness.failed(op, caller, ino, args, error)
+            if witness is not None:
+                witness.failed(op, caller, ino, args, error)
             raise
-        witness.done(before, op, caller, ino, args, result)
+        finally:
+            if guard is not None and op in _MOVING:
+                guard.moved()
+        if witness is not None:
+            witness.done(before, op, caller, ino, args, result)
         return result
 
     def _refusal(self, code: int, name: bytes, op: str, caller: Caller, ino: int, *args: Any) -> OSError:
@@ -171,6 +188,8 @@ class Vfs:
             return None
         return attr
 
+    peek = _child
+
     def _root(self, laid: Overlay) -> Attr:
         """What an overlay leads to; a volume's root is always in memory."""
         attr: Attr = self._volumes[laid.ino >> NODE_BITS].getattr(laid.ino)
@@ -232,9 +251,10 @@ class Vfs:
         over = self._overlays.get(ino)
         if over is None and ino not in self.table.hidden:
             entries: Iterator[DirEntry] = await self._observe("readdir", caller, ino, fh, offset)
-            return entries
-        own = await self._observe("readdir", caller, ino, fh, offset) if offset < _OVERLAY_OFFSET else ()
-        return self._joined_entries(ino, own, offset, over or {})
+        else:
+            own = await self._observe("readdir", caller, ino, fh, offset) if offset < _OVERLAY_OFFSET else ()
+            entries = self._joined_entries(ino, own, offset, over or {})
+        return entries if self.guard is None or not self.guard.hiding else self.guard.shown(ino, entries)
 
     def _joined_entries(
         self, ino: int, own: Iterable[DirEntry], offset: int, over: dict[bytes, Overlay]
@@ -251,12 +271,12 @@ class Vfs:
         """All listed entries at once, unordered; ENOTDIR."""
         entries: list[tuple[bytes, Attr]] = await self._observe("children", caller, ino)
         over = self._overlays.get(ino, {})
-        if not over and ino not in self.table.hidden:
-            return entries
-        entries = [
-            (n, a) for n, a in entries if (n not in over or over[n].weak) and not self.table.hides(ino, n, a.ino)
-        ]
-        return entries + [(n, self._root(laid)) for n, laid in over.items() if not laid.hidden]
+        if over or ino in self.table.hidden:
+            entries = [
+                (n, a) for n, a in entries if (n not in over or over[n].weak) and not self.table.hides(ino, n, a.ino)
+            ]
+            entries += [(n, self._root(laid)) for n, laid in over.items() if not laid.hidden]
+        return entries if self.guard is None or not self.guard.hiding else list(self.guard.shown(ino, entries))
 
     async def statfs(self, ino: int) -> StatFs:
         found: StatFs = await self._observe("statfs", DAEMON, ino)
@@ -457,7 +477,7 @@ class Vfs:
 
     def hides_in(self, ino: int) -> bool:
         """True when listings of the directory leave out entries that may show later without a change of its own."""
-        return ino in self.table.hidden
+        return ino in self.table.hidden or (self.guard is not None and self.guard.hiding)
 
     def add_stub(self, path: bytes) -> None:
         """Make ``path`` a hidden directory where the tree has nothing, to bind a host directory on."""

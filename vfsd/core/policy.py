@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wcmatch import glob as wcglob
 
@@ -61,7 +61,7 @@ class Conflict(NamedTuple):
         )
 
 
-def check_rule(operations: object, paths: object, mode: object = "allow", origin: str = "") -> Rule:
+def check_rule(operations: Any, paths: Any, mode: Any = "allow", origin: str = "") -> Rule:
     """A rule from plain values. Raises RuleError with the sentence that says what is wrong."""
     if not _texts(operations) or not set(operations) <= set(OPERATIONS):
         raise RuleError(f"operations must be a list of {' and '.join(map(repr, OPERATIONS))}, not {operations!r}")
@@ -74,7 +74,7 @@ def check_rule(operations: object, paths: object, mode: object = "allow", origin
     return Rule(tuple(operations), tuple(paths), mode, origin)
 
 
-def _texts(value: object) -> bool:
+def _texts(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) for one in value)
 
 

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfsd.core.types import DAEMON, Attr, Caller, DirEntry, SetAttr, StatFs
-from vfsd.doors.known import ATTR, DATA, Invalidation, InvalInode, Known
+from vfsd.doors.known import ATTR, DATA, InvalEntry, Invalidation, InvalInode, Known
 
 if TYPE_CHECKING:
     from vfsd.vfs import Vfs
@@ -49,7 +49,7 @@ class FuseDoor:
 
     def __init__(self, vfs: Vfs, *, needs_flush: Callable[[int], bool] | None = None) -> None:
         self.vfs = vfs
-        self.is_inline = vfs.is_inline
+        vfs.rules_changed = self.rules_changed
         self.needs_flush = needs_flush
         self.known = Known(vfs.remember, lambda ino: vfs.forget(ino, 1))
         self.invalidate: Callable[[Sequence[Invalidation]], None] | None = None
@@ -61,6 +61,27 @@ class FuseDoor:
     def shared(self) -> bool:
         """Whether others change files of a route without telling us; the host's system directories apart."""
         return any(r.kind != "system" and r.volume.cache_seconds < OURS_ALONE for r in self.vfs.table.routes)
+
+    def is_inline(self, ino: int) -> bool:
+        """Whether requests for the ino never wait; those that a rule may hold up do."""
+        vfs = self.vfs
+        return not vfs.waits and vfs.is_inline(ino)
+
+    def rules_changed(self) -> None:
+        """Have the kernel drop what it could still answer by itself and may not any more: pages and names."""
+        guard, invalidate = self.vfs.guard, self.invalidate
+        if guard is None or invalidate is None:
+            return
+        stale: list[Invalidation] = []
+        for ino in self.known.with_data():
+            if not guard.may_read(ino):
+                stale.append(InvalInode(ino, False))
+                if not guard.is_directory(ino):
+                    stale += [InvalEntry(parent, name) for parent, name in guard.links_of(ino)]
+            elif guard.hiding and guard.is_directory(ino):
+                stale.append(InvalInode(ino, False))
+        if stale:
+            invalidate(stale)
 
     def ttl(self, ino: int) -> float:
         """Seconds the kernel may keep ``ino``'s attributes, or if a directory its entries."""

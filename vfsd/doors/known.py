@@ -62,6 +62,10 @@ class Known:
     def lookups(self, ino: int) -> int:
         return self._known.get(ino, 0) // _ONE
 
+    def with_data(self) -> list[int]:
+        """The inos whose page cache may be filled."""
+        return [ino for ino, known in self._known.items() if known & DATA]
+
     def looked_up(self, ino: int) -> None:
         """An entry for ``ino`` goes out: one lookup more, attributes and all."""
         known = self._known.get(ino)
