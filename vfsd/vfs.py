@@ -97,32 +97,24 @@ class Vfs:
         return result
 
     async def _mutate(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
-        """Every operation that changes the tree or contents passes here."""
-        self._mutated += 1
-        if self.witness is not None or self.guard is not None:
-            return await self._watched(op, caller, ino, args)
-        result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
-        return await result if type(result) is CoroutineType else result
+        """Every operation that changes the tree or contents passes here.
 
-    async def _watched(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Any:
-        """Judged at the head of the ``try``, so that a denial is told of too."""
-        guard, witness = self.guard, self.witness
+        What has to be judged before an operation belongs at the head of the ``try``: so a denial is told of too.
+        """
+        self._mutated += 1
+        witness = self.witness
+        if witness is None:
+            result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+            return await result if type(result) is CoroutineType else result
+        before = witness.before(op, ino, args)
         try:
-            if guard is not None and (waits := guard.mutating(op, caller, ino, args)) is not None:
-                await waits
-            before = None if witness is None else witness.before(op, ino, args)
             result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
             if type(result) is CoroutineType:
                 result = await result
         except BaseException as error:
-            if witness is not None:
-                witness.failed(op, caller, ino, args, error)
+            witness.failed(op, caller, ino, args, error)
             raise
-        finally:
-            if guard is not None and op in _MOVING:
-                guard.moved()
-        if witness is not None:
-            witness.done(before, op, caller, ino, args, result)
+        witness.done(before, op, caller, ino, args, result)
         return result
 
     def _refusal(self, code: int, name: bytes, op: str, caller: Caller, ino: int, *args: Any) -> OSError:
@@ -284,8 +276,8 @@ class Vfs:
 
     async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
         """ENODATA; EOPNOTSUPP for POSIX ACLs, which are not kept."""
-        if _is_acl(name):
-            raise fail(errno.EOPNOTSUPP, name)
+        if code := _unfit(name):
+            raise fail(code, name)
         value: bytes = await self._observe("getxattr", caller, ino, name)
         return value
 
@@ -371,14 +363,14 @@ class Vfs:
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
         """EEXIST, ENODATA, ERANGE, E2BIG; EOPNOTSUPP for POSIX ACLs."""
-        if _is_acl(name):
-            raise self._refusal(errno.EOPNOTSUPP, name, "setxattr", caller, ino, name)
+        if code := _unfit(name):
+            raise self._refusal(code, name, "setxattr", caller, ino, name)
         await self._mutate("setxattr", caller, ino, name, value, flags, caller)
 
     async def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:
         """ENODATA; EOPNOTSUPP for POSIX ACLs."""
-        if _is_acl(name):
-            raise self._refusal(errno.EOPNOTSUPP, name, "removexattr", caller, ino, name)
+        if code := _unfit(name):
+            raise self._refusal(code, name, "removexattr", caller, ino, name)
         await self._mutate("removexattr", caller, ino, name, caller)
 
     async def write(
@@ -492,5 +484,8 @@ class Vfs:
         return total
 
 
-def _is_acl(name: bytes) -> bool:
-    return name.startswith(b"system.posix_acl_")
+def _unfit(name: bytes) -> int:
+    """The errno for a name no volume keeps an extended attribute under, 0 for all others."""
+    if not name or b"\0" in name:
+        return errno.EINVAL
+    return errno.EOPNOTSUPP if name.startswith(b"system.posix_acl_") else 0

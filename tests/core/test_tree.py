@@ -95,6 +95,8 @@ def test_handles_pin_and_unpin() -> None:
 def test_every_known_link_of_a_file_counts() -> None:
     tree = grown()
     root, d, f = at(tree, "/"), at(tree, "/d"), at(tree, "/f")
+    assert tree.links[f.id] == {(root.id, b"f"), (root.id, b"hard")}
+    tree.apply(plans.unlink(tree, root, b"hard", 50))
     assert f.id not in tree.links
     tree.apply(plans.link(tree, f, d, b"second", 50))
     tree.apply(plans.link(tree, f, d, b"third", 50))
