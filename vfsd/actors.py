@@ -42,6 +42,8 @@ _NS_GET_MNTNS_ID = 0x8008B705
 _ANCESTOR_NS = 1_000_000_000
 _DEPTH_MAX = 64
 _ENVIRON_MAX = 1 << 18
+_PIECE = 4096
+"""The most that one read(2) of a process's memory under /proc gives."""
 
 MARKER = b"VFSD_EXECUTE="
 CALL = b"VFSD_CALL_ID="
@@ -168,9 +170,9 @@ class Actors:
             command = command[: COMMAND_MAX - 1] + "…"
         mark = self._mark(pid)
         if mark is None:
-            mark = (
-                self._namespaces.get(self._namespace(pid)) or self._sessions.get(session) or self._ancestor(parent, 0)
-            )
+            if self._namespaces:
+                mark = self._namespaces.get(self._namespace(pid))
+            mark = mark or self._sessions.get(session) or self._ancestor(parent, 0)
         else:
             if session not in self._sessions and self._leads(session, mark):
                 _put(self._sessions, session, mark)
@@ -222,8 +224,9 @@ class Actors:
     def _read_all(self, pid: int) -> bytes:
         fd = os.open(f"{self._proc}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = b""
-            while len(found) < _ENVIRON_MAX and (piece := os.read(fd, 1 << 16)):
+            found = piece = os.read(fd, _PIECE)
+            while len(piece) == _PIECE and len(found) < _ENVIRON_MAX:
+                piece = os.read(fd, _PIECE)
                 found += piece
             return found
         finally:

@@ -62,7 +62,7 @@ class Audit:
         self._seq = _last_seq(directory)
         self._actors = Actors(time.time_ns)
         self._who: dict[Caller, _Actor] = {}
-        self._second = -1
+        self._second = 0
         self._second_text = b""
         self._lost = 0
 
@@ -130,10 +130,11 @@ class Audit:
     # -- lines
 
     def _write(self, now: int, what: bytes, caller: Caller, result: bytes = b'"ok"') -> bytes:
-        second, rest = divmod(now, 1_000_000_000)
-        if second != self._second:
-            self._second = second
-            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+        rest = now - self._second
+        if not 0 <= rest < 1_000_000_000:
+            rest = now % 1_000_000_000
+            self._second = now - rest
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1_000_000_000)).encode()
         who = self._who.get(caller)
         if who is None or now >= who[1]:
             who = self._ask(caller, now)

@@ -63,6 +63,9 @@ class Lines:
 
     def before(self, op: str, ino: int, args: Args) -> Before:
         """What is to be known before a change."""
+        if op == "write":
+            found = self._attr(ino)
+            return (None if found is None else found.size), found, None
         if op in _MAKES:
             if op != "create":
                 return NOTHING
@@ -80,6 +83,10 @@ class Lines:
     def changed(self, before: Before, op: str, ino: int, args: Args, result: Any) -> bytes:
         """The fields of a change that was made."""
         size = before[0]
+        if op == "write":
+            after = self._attr(ino)
+            sizes = _number(size), _number(None if after is None else after.size)
+            return b'"op":"write",%b,"size":[%b,%b]' % (self._paths.get(ino) or self.path(ino), *sizes)
         if op in _MAKES:
             attr = result[0] if op == "create" else result
             what = b'"path":%b,"ino":%d' % (self._entry_path(ino, args[0]), attr.ino)

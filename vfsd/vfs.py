@@ -97,11 +97,10 @@ class Vfs:
         return result
 
     async def _mutate(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
-        """Every operation that changes the tree or contents passes here.
-
-        What has to be judged before an operation belongs at the head of the ``try``: so a denial is told of too.
-        """
+        """Every operation that changes the tree or contents passes here."""
         self._mutated += 1
+        if self.guard is not None:
+            return await self._guarded(op, caller, ino, args)
         witness = self.witness
         if witness is None:
             result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
@@ -115,6 +114,28 @@ class Vfs:
             witness.failed(op, caller, ino, args, error)
             raise
         witness.done(before, op, caller, ino, args, result)
+        return result
+
+    async def _guarded(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Any:
+        """Judged at the head of the ``try``, so that a denial is told of too."""
+        guard, witness = self.guard, self.witness
+        assert guard is not None
+        try:
+            if (waits := guard.mutating(op, caller, ino, args)) is not None:
+                await waits
+            before = None if witness is None else witness.before(op, ino, args)
+            result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
+            if type(result) is CoroutineType:
+                result = await result
+        except BaseException as error:
+            if witness is not None:
+                witness.failed(op, caller, ino, args, error)
+            raise
+        finally:
+            if op in _MOVING:
+                guard.moved()
+        if witness is not None:
+            witness.done(before, op, caller, ino, args, result)
         return result
 
     def _refusal(self, code: int, name: bytes, op: str, caller: Caller, ino: int, *args: Any) -> OSError:
