@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vfsd.core.plans import RENAME_EXCHANGE, fail
 from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
@@ -22,32 +22,11 @@ from vfsd.system import SystemEntries
 
 if TYPE_CHECKING:
     from vfsd.rules import Guard
+    from vfsd.witness import Witness
 
 _MOVING = frozenset(("rename", "link", "unlink"))
 _OVERLAY_OFFSET = 1 << 40
 """Readdir offsets of overlaid entries begin here, above those of any volume."""
-
-
-class Witness(Protocol):
-    """Who is told of each exit of the funnels, once; raises nothing. ``args`` are the operation's after the ino."""
-
-    @property
-    def reads(self) -> Collection[str]:
-        """The operations that change nothing and are to be told of when they succeed."""
-
-    def before(self, op: str, ino: int, args: tuple[Any, ...]) -> Any:
-        """A change is about to be made; what this returns is given to ``done``."""
-
-    def done(self, before: Any, op: str, caller: Caller, ino: int, args: tuple[Any, ...], result: Any) -> None: ...
-    def failed(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...], error: BaseException) -> None: ...
-    def saw(self, op: str, caller: Caller, ino: int) -> None: ...
-    def unseen(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...], error: OSError) -> None: ...
-
-    def refused(self, message: Mapping[str, Any], caller: Caller, error: OSError) -> None:
-        """A request of the tool door failed, in a funnel (which has told of it) or before it reached one."""
-
-    def restored(self, op: str, checkpoint: str, changes: int, caller: Caller) -> None:
-        """The tree went back to a checkpoint, which no funnel sees."""
 
 
 class _JoinedAttr:
