@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
+from collections.abc import Callable
 from typing import BinaryIO
 
 MAX_KEPT = 1 << 30
@@ -24,10 +25,13 @@ class Output:
     """One command's output: at most ``limit`` bytes of it in the text, and all in the file ``path`` if that is less.
 
     ``kept``: the file was made. ``problem``: why it does not hold everything, or "". ``size`` bytes and ``lines`` line
-    endings came in all. The file gets ``cap`` bytes at most.
+    endings came in all. The file gets ``cap`` bytes at most. ``watch`` is called with everything that is fed.
     """
 
-    def __init__(self, limit: int, path: str, cap: int | None = None) -> None:
+    def __init__(
+        self, limit: int, path: str, cap: int | None = None, watch: Callable[[bytes], object] | None = None
+    ) -> None:
+        self._watch = watch
         self.kept = False
         self.problem = ""
         self.size = self.lines = 0
@@ -38,6 +42,8 @@ class Output:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes printed."""
+        if self._watch is not None:
+            self._watch(data)
         if self.size <= self._limit < self.size + len(data):
             self._begin()
         self._write(data)

@@ -46,6 +46,8 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
         print(json.dumps(TOOLS, indent=2))
         return OK
+    if args.tool == "mcp":
+        return _mcp(args)
     try:
         client = Client(socket=args.socket, name=args.name, client="agenttools-cli", timeout=None)
     except ValueError as exc:
@@ -70,6 +72,24 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 def _no_daemon(exc: OSError) -> int:
     print(f"agenttools: {exc.strerror or exc}", file=sys.stderr)
     return NO_DAEMON
+
+
+def _mcp(args: argparse.Namespace) -> int:
+    """Serve until the client leaves. A daemon is not needed before the first tool call."""
+    try:
+        from agenttools import mcp
+        from agenttools.daemons import ThreadClient
+
+        if args.thread is None:
+            client = Client(socket=args.socket, name=args.name, client="mcp")
+        else:
+            client = ThreadClient(args.thread, args.name, args.config, client="mcp")
+        with client:
+            mcp.run(client, args.http, args.token_file, args.view, not args.text_only)
+    except (ImportError, ValueError, OSError) as exc:
+        print(f"agenttools: {exc}", file=sys.stderr)
+        return FAILED
+    return OK
 
 
 def _call(client: Client, args: argparse.Namespace) -> Result:
@@ -267,6 +287,15 @@ def _parser() -> argparse.ArgumentParser:
             command.set_defaults(label="")
     add("undo", "take back the last execute or tool call that changed something")
     add("schema", "print the tools' JSON schemas")
+    command = add("mcp", "serve the tools to an MCP client, on standard input and output or over HTTP")
+    command.add_argument("--http", metavar="[HOST:]PORT", help="serve streamable HTTP on this machine; port 0: any")
+    command.add_argument(
+        "--token-file", metavar="FILE", help="the bearer token; made if it is not there (else: $AGENTTOOLS_MCP_TOKEN)"
+    )
+    command.add_argument("--view", choices=["auto", "root", "mount"], default="auto", help="what / is for commands")
+    command.add_argument("--text-only", action="store_true", help="no structured results")
+    command.add_argument("--thread", metavar="T", help="the tree of thread T; its daemon is started when there is none")
+    command.add_argument("--config", metavar="FILE", help="the vfsd.toml of a daemon that --thread starts")
     return parser
 
 

@@ -85,6 +85,7 @@ def execute(
     max_file: int | None = None,
     mountpoint: str | None = None,
     cancellation: Cancellation | None = None,
+    on_output: Callable[[bytes], object] | None = None,
 ) -> ExecuteResult:
     """Run ``/bin/sh -c command`` in the tree with nothing on stdin, and wait for the shell to end.
 
@@ -92,7 +93,7 @@ def execute(
     ``cwd``: a tree path. ``env`` is added to the few variables that pass (``views.PASSED``). ``call_id`` names the file
     that keeps an output of more than ``max_output`` bytes, unless ``output_file``, a tree path, does; it gets at most
     ``max_file`` bytes (None: 1 GiB). ``mountpoint``: where the tree is mounted as the caller sees it, if not where the
-    daemon says.
+    daemon says. ``on_output`` gets what is printed as it comes, in the thread that waits for the command.
 
     Raises ValueError for a timeout below 0, an unknown view, a command that holds NUL or is longer than MAX_COMMAND;
     ViewUnavailable (an OSError) when the view cannot be had or the tree is not mounted here; FileNotFoundError,
@@ -110,7 +111,7 @@ def execute(
 
     def run(launch: Launch) -> ExecuteResult:
         name = absolute(output_file or f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}")
-        output = Output(max_output, launch.mountpoint + name, max_file)
+        output = Output(max_output, launch.mountpoint + name, max_file, on_output)
         with _told(client, command, call, call_id):
             return run_command(launch, command, call, limit, output, name, cancellation)
 
@@ -174,7 +175,10 @@ def _event() -> tuple[Any, Callable[[Callable[[], object]], object], contextlib.
             return trio.Event(), token.run_sync_soon, trio.CancelScope(shield=True)
     import asyncio  # here, since it takes longer to import than all of agenttools
 
-    return asyncio.Event(), asyncio.get_running_loop().call_soon_threadsafe, contextlib.nullcontext()
+    # A scope of anyio's that was cancelled cancels every further wait in it too, unless that is shielded.
+    anyio = sys.modules.get("anyio")
+    shield = contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
+    return asyncio.Event(), asyncio.get_running_loop().call_soon_threadsafe, shield
 
 
 def run_interactive(

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from agenttools.calls import current_call, tags
 from agenttools.results import (
     DeleteResult,
     EditResult,
@@ -117,10 +118,6 @@ def why(exc: Exception, **codes: str) -> str:
     return str(exc) or type(exc).__name__
 
 
-def _tags(tool: str, call_id: str | None) -> dict[str, str]:
-    return {"tool": tool} if call_id is None else {"tool": tool, "call_id": call_id}
-
-
 def _ls(path: str = "/", *, slash: bool = False) -> Steps[LsResult]:
     """The files and directories in directory ``path``; with ``slash`` the paths of directories end with one."""
     try:
@@ -208,7 +205,7 @@ def _write(path: str, content: str | bytes, *, call_id: str | None = None) -> St
     try:
         data = content.encode() if isinstance(content, str) else content
         tree, _ = yield from locate(path)
-        reply = yield "write", {"path": tree, "data": data, **_tags("write", call_id)}
+        reply = yield "write", {"path": tree, "data": data, **tags("write", call_id)}
     except UnicodeEncodeError as exc:
         reason = f"content is not valid Unicode text (character {exc.start})"
         return WriteResult(path, error=f"Failed to write file '{path}': {reason}")
@@ -251,7 +248,7 @@ def _edit(
                 return EditResult(path, count)
             try:
                 expect = xxhash.xxh3_64_intdigest(data)
-                yield "write", {"path": tree, "data": changed, "expect": expect, **_tags("edit", call_id)}
+                yield "write", {"path": tree, "data": changed, "expect": expect, **tags("edit", call_id)}
             except OSError as exc:
                 if exc.errno != errno.ESTALE:
                     raise
@@ -297,7 +294,7 @@ def _delete(path: str, *, call_id: str | None = None) -> Steps[DeleteResult]:
     """Remove a file, a link (not its target), or a directory with all that is in it."""
     try:
         tree, _ = yield from locate(path)
-        yield "delete", {"path": tree, **_tags("delete", call_id)}
+        yield "delete", {"path": tree, **tags("delete", call_id)}
     except BadPath as exc:
         return DeleteResult(path, error=f"Error: {exc}")
     except FAILURES as exc:
@@ -388,6 +385,7 @@ def execute(
     """
     from agenttools import shell  # most clients never run a command; it would double what an import takes
 
+    call_id = current_call() if call_id is None else call_id
     try:
         ran = shell.execute(client, command, timeout=timeout, view=view, cwd=cwd, env=env, call_id=call_id, **options)
     except (ValueError, *FAILURES) as exc:
@@ -409,6 +407,7 @@ async def aexecute(
     """``execute`` for asyncio and trio. Cancelling it ends what the command started."""
     from agenttools import shell
 
+    call_id = current_call() if call_id is None else call_id
     try:
         ran = await shell.aexecute(
             client, command, timeout=timeout, view=view, cwd=cwd, env=env, call_id=call_id, **options
