@@ -268,12 +268,14 @@ class Import:
         if not member.issym():
             tree.call("chmod", path=path, perm=member.mode & 0o7777)
         for key, text in pax.items():
-            if key.startswith("SCHILY.xattr."):
-                name, value = (s.encode(errors="surrogateescape") for s in (key.removeprefix("SCHILY.xattr."), text))
-                try:
-                    tree.call("setxattr", path=path, name=name, value=value, follow=False)
-                except OSError as error:
-                    self._warn(f"{member.name}: extended attribute {_text(name)}: {error.strerror}")
+            name = tarstream.xattr_name(key.encode(errors="surrogateescape"))
+            if name is None:
+                continue
+            try:
+                value = text.encode(errors="surrogateescape")
+                tree.call("setxattr", path=path, name=name, value=value, follow=False)
+            except OSError as error:
+                self._warn(f"{member.name}: extended attribute {_text(name)}: {error.strerror}")
         mtime = tarstream.parse_time(pax["mtime"]) if "mtime" in pax else int(member.mtime) * 10**9
         atime = tarstream.parse_time(pax["atime"]) if "atime" in pax else mtime
         tree.call("utime", path=path, atime_ns=atime, mtime_ns=mtime, follow=False)

@@ -24,6 +24,9 @@ _TYPES = {
 }
 _HARD_LINK = b"1"
 
+XATTR = b"SCHILY.xattr."
+"""What a record's key begins with; the attribute's name follows, its ``=`` and ``%`` as GNU tar writes them."""
+
 
 class Run(NamedTuple):
     """A part of a file that holds data."""
@@ -76,7 +79,7 @@ def header(
         if number >= limit:
             records[key] = b"%d" % number
     for key, value in (xattrs or {}).items():
-        records[b"SCHILY.xattr." + key] = value
+        records[XATTR + key.replace(b"%", b"%25").replace(b"=", b"%3D")] = value
     extended = b"".join(_record(key, value) for key, value in records.items())
     kind = _HARD_LINK if hard else _TYPES[stat.S_IFMT(mode)]
     return (
@@ -109,6 +112,13 @@ def parse_time(text: str) -> int:
     sign, text = (-1, text[1:]) if text.startswith("-") else (1, text)
     seconds, _, rest = text.partition(".")
     return sign * (int(seconds) * 10**9 + int((rest + "0" * 9)[:9]))
+
+
+def xattr_name(key: bytes) -> bytes | None:
+    """The extended attribute that a record of this key is of; None when it is another kind of record."""
+    if not key.startswith(XATTR):
+        return None
+    return key[len(XATTR) :].replace(b"%3D", b"=").replace(b"%25", b"%")
 
 
 def _record(key: bytes, value: bytes) -> bytes:
