@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vfsd.witness import Witness
 
 _MOVING = frozenset(("rename", "link", "unlink"))
+_NAMESPACES = (b"user.", b"trusted.", b"security.")
+"""xattr(7), without ``system.``: POSIX ACLs are not kept, and there is nothing else in it."""
 _OVERLAY_OFFSET = 1 << 40
 """Readdir offsets of overlaid entries begin here, above those of any volume."""
 
@@ -488,4 +490,6 @@ def _unfit(name: bytes) -> int:
     """The errno for a name no volume keeps an extended attribute under, 0 for all others."""
     if not name or b"\0" in name:
         return errno.EINVAL
-    return errno.EOPNOTSUPP if name.startswith(b"system.posix_acl_") else 0
+    if name.startswith(_NAMESPACES):
+        return 0 if name not in _NAMESPACES else errno.EINVAL
+    return errno.EOPNOTSUPP

@@ -341,6 +341,10 @@ def extended_attributes(t: Record) -> None:
         t.getxattr(path, name)
         t.removexattr(path, name)
         t.getxattr(path, name)
+    for name in ("nowhere.a", "a", "user.", "system.a"):
+        t.setxattr("/d", name, b"")
+        t.getxattr("/d", name)
+        t.removexattr("/d", name)
     t.rename("/f", "/g")
     t.listxattr("/g")
 
