@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -108,6 +109,7 @@ class RemoteFiles(RemoteReads):
             self._commit(caller, "write", plans.replace(node, data, now))
             self._wrote(node)
             self._dirty.discard(node.id)
+            self._seal(node)
             return node
 
     async def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Node:  # type: ignore[override]
@@ -131,6 +133,7 @@ class RemoteFiles(RemoteReads):
         self._commit(caller, "create", self._plan_file(parent, name, perm, data, caller, now))
         self._known[path] = known
         self._cache(number, len(data))
+        self._seal(self.tree.nodes[number])
         return self.tree.nodes[number]
 
     def _plan_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller, now: int) -> list[Change]:
@@ -150,6 +153,8 @@ class RemoteFiles(RemoteReads):
         etag: Hashable = await self._call(f"write {os.fsdecode(path)}", self.remote.put, path, source, meta, expect)
         self._touch(path)
         self._known[path] = known = Known(etag, source.digest, source.size, meta)
+        if (node := self.find(path)) is not None:
+            self._fresh_until[node.id] = time.monotonic() + self.cache_seconds
         return known
 
     async def _send_all(self, node: Node, meta: Meta, expect: Expect, source: Source) -> None:
@@ -206,6 +211,17 @@ class RemoteFiles(RemoteReads):
         await self._send_all(node, self._meta(node), ANY, source)
         if self._version.get(node.id, 0) == version:
             self._dirty.discard(node.id)
+            self._seal(node)
+
+    def _seal(self, node: Node) -> None:
+        """What is verified is read from where it is from now on, and is for reading only."""
+        if not self.remote.verifies:
+            return
+        self._uncache(node.id)
+        self._absent.add(node.id)
+        put = plans.put(node, node.ctime_ns)._replace(mode=stat.S_IFREG | 0o444)
+        self.backend.commit([Zero(node.id, 0, None)])
+        self._apply("seal", [put])
 
     def _truncated(self, node: Node, size: int) -> Source:
         data = self.backend.read(node.id, 0, min(size, node.size)) if size else b""
@@ -237,9 +253,15 @@ class RemoteFiles(RemoteReads):
             TreeVolume.setattr(self, ino, SetAttr(size=0), caller)
             self._wrote(node)
             return fh
+        if self._is_aged(node.id):
+            return self._open_fresh(node, flags, caller)
         if node.id in self._absent and not self.remote.ranges:
             return self._with_content(ino, lambda: TreeVolume.open(self, ino, flags, caller))
         return TreeVolume.open(self, ino, flags, caller)
+
+    async def _open_fresh(self, node: Node, flags: int, caller: Caller) -> int:
+        await self._revalidate(node)
+        return TreeVolume.open(self, node.ino, flags, caller)
 
     async def _cut_and_open(self, ino: int, flags: int, caller: Caller) -> int:
         async with self._changing():

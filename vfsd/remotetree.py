@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import trio
@@ -25,7 +26,7 @@ from vfsd.core import plans
 from vfsd.core.changes import Change, Drop, Put, Write, Xattr, Zero
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
-from vfsd.core.types import DAEMON, ROOT_NODE, Caller
+from vfsd.core.types import DAEMON, ROOT_NODE, Caller, StatFs
 from vfsd.feed import Feed
 from vfsd.volume import TreeVolume
 
@@ -51,7 +52,10 @@ class Known(NamedTuple):
 
 
 class RemoteTree(TreeVolume):
-    """A tree volume whose truth is at ``remote``; ``label`` names the route in messages."""
+    """A tree volume whose truth is at ``remote``; ``label`` names the route in messages.
+
+    ``scratch``: a directory for contents on their way, where they may be too large for memory.
+    """
 
     inline = False
 
@@ -64,6 +68,7 @@ class RemoteTree(TreeVolume):
         owner: tuple[int, int],
         read_only: bool = False,
         label: str = "/",
+        scratch: Path | None = None,
     ) -> None:
         self.remote = remote
         self.owner = owner
@@ -82,12 +87,16 @@ class RemoteTree(TreeVolume):
         self._links: dict[str, int] = {}
         self._cached: dict[int, int] = {}
         self._cached_bytes = 0
+        self._fresh_until: dict[int, float] = {}
         self._touched: dict[bytes, int] = {}
         self._round = 0
         self._again = False
+        self._space: StatFs | None = None
         self._threads = trio.CapacityLimiter(8)
         # Whole microseconds, as an item's modified_at can hold: else every file would need a record for the rest.
-        super().__init__(base, MemoryBackend(), feed, lambda: time.time_ns() // 1000 * 1000, owner=owner)
+        super().__init__(
+            base, MemoryBackend(_scratch(scratch)), feed, lambda: time.time_ns() // 1000 * 1000, owner=owner
+        )
         self.kind = remote.kind
         self.cache_seconds = remote.cache_seconds
         self.read_only = read_only
@@ -178,6 +187,7 @@ class RemoteTree(TreeVolume):
                 log.info("route %s answers", self.label)
                 return
             await self.bring_in()
+            self._space = await trio.to_thread.run_sync(self.remote.statfs, limiter=self._threads)
             if self.problem is not None:
                 log.info("route %s answers again", self.label)
                 self.problem = None
@@ -264,6 +274,7 @@ class RemoteTree(TreeVolume):
                 node = c.node
                 self._cached_bytes -= self._cached.pop(node, 0)
                 self._version.pop(node, None)
+                self._fresh_until.pop(node, None)
                 for known in (self._absent, self._dirty, self._unlisted, self._explicit, self._stale_dirs):
                     known.discard(node)
 
@@ -442,6 +453,7 @@ class RemoteTree(TreeVolume):
         if data:
             self.backend.commit([Zero(node.id, 0, None), Write(node.id, 0, data)])
         self._absent.discard(node.id)
+        self._fresh_until[node.id] = time.monotonic() + self.cache_seconds
         self._cache(node.id, len(data))
         node.blocks = self.backend.blocks(node.id)
         known = self._known.get(path)
@@ -452,3 +464,14 @@ class RemoteTree(TreeVolume):
             self._apply("remote", [plans.put(node, self._clock(), size=len(data))])
             await self._feed.settled(self._feed.seq)
         self._evict()
+
+
+def _scratch(directory: Path | None) -> int | None:
+    """A file without a name in ``directory``; None where that can't be had."""
+    if directory is None:
+        return None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None

@@ -95,6 +95,8 @@ class RouteTable:
             return laid.ino
         volume = self.volumes[parent >> NODE_BITS]
         try:
-            return int(volume.lookup(parent, name).ino)
+            return int(volume.peek(parent, name).ino)
         except FileNotFoundError:
+            if not volume.inline:
+                return int(volume.place(parent, name).ino)
             return int(volume.mkdir(parent, name, 0o755, DAEMON._replace(uid=os.geteuid(), gid=os.getegid())).ino)

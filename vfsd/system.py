@@ -74,7 +74,7 @@ class SystemEntries:
                 if laid is not None and not laid.weak:
                     at = laid.ino
                 else:
-                    at = volume.lookup(at, name).ino
+                    at = volume.peek(at, name).ino
             except FileNotFoundError:
                 at = laid.ino if laid is not None else self._stub(at, name)
 
@@ -89,7 +89,7 @@ class SystemEntries:
     def _stub(self, parent: int, name: bytes) -> int:
         stubs, table = self._stubs, self._table
         volume = table.volumes[parent >> NODE_BITS]
-        if volume is not stubs and isinstance(volume, TreeVolume) and not volume.read_only:
+        if volume is not stubs and isinstance(volume, TreeVolume) and volume.inline and not volume.read_only:
             owner = DAEMON._replace(uid=os.geteuid(), gid=os.getegid())
             made = volume.mkdir(parent, name, 0o755, owner)
             table.hide(parent, name)

@@ -87,14 +87,12 @@ class StoreRemote:
     def _batch(self, ops: Sequence[Any]) -> list[Any]:
         return list(self._store.batch(ops))
 
-    @staticmethod
-    def _get_op(namespace: tuple[str, ...], key: str) -> Any:
+    def _get_op(self, namespace: tuple[str, ...], key: str) -> Any:
         from langgraph.store.base import GetOp
 
         return GetOp(namespace, key, False)
 
-    @staticmethod
-    def _put_op(namespace: tuple[str, ...], key: str, value: items.Value | None) -> Any:
+    def _put_op(self, namespace: tuple[str, ...], key: str, value: items.Value | None) -> Any:
         from langgraph.store.base import PutOp
 
         return PutOp(namespace, key, value)
