@@ -66,15 +66,16 @@ def _copy(place: Path, store: SqliteBackend, epoch: int) -> None:
             stored = past.nodes(numbers)
             rows = [(s.node, *s[1:10], s.target) for s in stored.values()]
             target.executemany("INSERT INTO node VALUES (?,?,?,?,?,?,?,?,?,?,?)", rows)
+            values = [(*key, value) for key, value in past.all_xattrs(numbers).items()]
+            target.executemany("INSERT INTO xattr VALUES (?,?,?)", values)
             for s in stored.values():
                 if s.mode >> 12 == 4:
                     names = [(s.node, name, child) for name, child in past.children(s.node).items()]
                     target.executemany("INSERT INTO dentry VALUES (?,?,?)", names)
-                values = [(s.node, name, value) for name, value in past.xattrs(s.node).items()]
-                target.executemany("INSERT INTO xattr VALUES (?,?,?)", values)
-                for offset, length, disk, _ in past.map(s.node) if s.mode >> 12 == 8 else ():
+            for node, extents in past.maps(numbers).items():
+                for offset, length, disk, _ in extents:
                     _copy_bytes(store.data_fd, disk, fd, end, length)
-                    target.execute("INSERT INTO extent VALUES (?,?,?,?,1)", (s.node, offset, length, end))
+                    target.execute("INSERT INTO extent VALUES (?,?,?,?,1)", (node, offset, length, end))
                     end += length
         os.ftruncate(fd, end)
         os.fsync(fd)

@@ -164,6 +164,26 @@ class Past:
                     found[number] = Stored._make((*row, used.get(number, 0) // 512))
         return found
 
+    def maps(self, wanted: Collection[int]) -> dict[int, Extents]:
+        """``map`` of at most _MANY at once."""
+        marks = ",".join("?" * len(wanted))
+        found: dict[int, Extents] = {}
+        live = f"SELECT node, offset, length, disk, epoch FROM extent WHERE node IN ({marks}) ORDER BY node, offset"
+        for node, *extent in self._all(live, *wanted):
+            found.setdefault(node, []).append(tuple(extent))
+        kept = f"SELECT node, extents FROM old_map WHERE node IN ({marks}) AND epoch>=? ORDER BY epoch DESC"
+        for node, packed in self._all(kept, *wanted, self.epoch):
+            found[node] = [tuple(e) for e in msgpack.unpackb(packed)]
+        return found
+
+    def all_xattrs(self, wanted: Collection[int]) -> dict[tuple[int, bytes], bytes]:
+        """``xattrs`` of at most _MANY at once, by node and name."""
+        marks = ",".join("?" * len(wanted))
+        found = {(n, name): v for n, name, v in self._all(f"SELECT * FROM xattr WHERE node IN ({marks})", *wanted)}
+        kept = f"SELECT node, name, value FROM old_xattr WHERE node IN ({marks}) AND epoch>=? ORDER BY epoch DESC"
+        found |= {(n, name): v for n, name, v in self._all(kept, *wanted, self.epoch)}
+        return {key: value for key, value in found.items() if value is not None}
+
     def all_nodes(self) -> Iterator[list[int]]:
         """The numbers of all nodes that had a link, in parts."""
         query = """SELECT id FROM node WHERE nlink>0 AND id NOT IN (SELECT id FROM old_node WHERE epoch>=?1)
