@@ -18,12 +18,13 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 from vfsd.actors import Actors
 from vfsd.auditline import NOTHING, READS, Args, Before, Lines, quoted, quoted_path
 from vfsd.auditlog import SegmentLog, lines_back
-from vfsd.core.types import NODE_BITS, Caller
+from vfsd.core.types import NODE_BITS, NODE_MASK, Caller
 from vfsd.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ TOOL_CHANGES = frozenset({
 """Operations of the tool door whose failure is worth a line, whatever the reason."""
 
 _CACHED = 8192
+
+_LINE = b'{"seq":%d,"time":"%b.%06dZ",%b,"result":%b,%b}\n'
 
 _Actor = tuple[bytes, int]
 """The end of a line, and until when it counts."""
@@ -60,8 +63,13 @@ class Audit:
         self.silent: set[int] = set()
         """Volumes, by number, whose being read is not worth a line."""
         self._seq = _last_seq(directory)
-        self._actors = Actors(time.time_ns)
+        self._actors = Actors(time_ns)
         self._who: dict[Caller, _Actor] = {}
+        self._before, self._changed = self._lines.before, self._lines.changed
+        self._trees, self._paths = self._lines.trees, self._lines.paths
+        self._append = self.log.append
+        self._caller: Caller | None = None
+        self._whom, self._until = b"", 0
         self._second = 0
         self._second_text = b""
         self._lost = 0
@@ -71,7 +79,12 @@ class Audit:
     def before(self, op: str, ino: int, args: Args) -> Before:
         """A change is about to be made."""
         try:
-            return self._lines.before(op, ino, args)
+            if op == "write" and (tree := self._trees[ino >> NODE_BITS]) is not None:
+                node = tree.nodes[ino & NODE_MASK]
+                return node.size, node, tree
+            return self._before(op, ino, args)
+        except LookupError:  # a volume never asked before, or a node that is no more
+            return self._before(op, ino, args)
         except Exception:
             log.exception("audit of %s", op)
             return NOTHING
@@ -79,7 +92,12 @@ class Audit:
     def done(self, before: Before, op: str, caller: Caller, ino: int, args: Args, result: Any) -> None:
         """A change was made."""
         try:
-            self._write(time.time_ns(), self._lines.changed(before, op, ino, args, result), caller)
+            size, node, tree = before
+            if op == "write" and tree is not None and ino in self._paths:
+                what = b'"op":"write",%b,"size":[%d,%d]' % (self._paths[ino], size or 0, node.size)
+            else:
+                what = self._changed(before, op, ino, args, result)
+            self._write(what, caller)
         except Exception:
             log.exception("audit of %s", op)
 
@@ -89,7 +107,7 @@ class Audit:
             return
         try:
             what = b'"op":"%b",%b' % (READS[op].encode(), self._lines.path(ino))
-            self._write(time.time_ns(), what, caller)
+            self._write(what, caller)
         except Exception:
             log.exception("audit of %s", op)
 
@@ -125,27 +143,29 @@ class Audit:
         """The tree went back to a checkpoint."""
         self._lines.forget_paths()
         what = b'"op":%b,"path":"/","checkpoint":%b,"changes":%d' % (quoted(op), quoted(checkpoint), changes)
-        self._write(time.time_ns(), what, caller)
+        self._write(what, caller)
 
     # -- lines
 
-    def _write(self, now: int, what: bytes, caller: Caller, result: bytes = b'"ok"') -> bytes:
+    def _write(self, what: bytes, caller: Caller, result: bytes = b'"ok"') -> bytes:
+        now = time_ns()
         rest = now - self._second
         if not 0 <= rest < 1_000_000_000:
             rest = now % 1_000_000_000
             self._second = now - rest
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1_000_000_000)).encode()
-        who = self._who.get(caller)
-        if who is None or now >= who[1]:
-            who = self._ask(caller, now)
+        if caller is not self._caller or now >= self._until:
+            who = self._who.get(caller)
+            if who is None or now >= who[1]:
+                who = self._ask(caller, now)
+            self._caller = caller
+            self._whom, self._until = who
         if self._lost:
             self._tell_lost()
-        self._seq += 1
-        line = b'{"seq":%d,"time":"%b.%06dZ",%b,"result":%b,%b}\n' % (
-            self._seq, self._second_text, rest // 1000, what, result, who[0],
-        )  # fmt: skip
+        self._seq = seq = self._seq + 1
+        line = _LINE % (seq, self._second_text, rest // 1000, what, result, self._whom)
         try:
-            self.log.append(line)
+            self._append(line)
         except OSError as exc:
             self._lost += 1
             if self._lost == 1:
@@ -169,7 +189,7 @@ class Audit:
         else:
             name, text = "EINTR", "cancelled; it may have been done or not"
         result = b'%b,"error":%b' % (quoted(name), quoted(text))
-        line = self._write(time.time_ns(), what, caller, result)
+        line = self._write(what, caller, result)
         try:
             self.errors.append(line)
         except OSError as exc:

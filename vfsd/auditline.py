@@ -7,6 +7,7 @@ know who did it, how lines are kept, or doors. Nothing here waits: what can only
 from __future__ import annotations
 
 import os
+import re
 import stat
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
@@ -35,6 +36,7 @@ _MAKES = frozenset({"mknod", "mkdir", "symlink", "create", "create_file"})
 _REMOVES = frozenset({"unlink", "rmdir"})
 _ENTRY = _MAKES | _REMOVES | {"lookup"}
 _CACHED = 8192
+_is_plain = re.compile(rb"[ !#-\[\]-~]+").fullmatch
 _NULL = b"null"
 
 
@@ -48,6 +50,8 @@ def quoted(text: str) -> bytes:
 
 def quoted_path(path: bytes) -> bytes:
     """The same of a path or name."""
+    if _is_plain(path) is not None:
+        return b'"%b"' % path
     return quoted(path.decode(errors="surrogateescape"))
 
 
@@ -57,15 +61,16 @@ class Lines:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
         self._volumes = vfs.table.volumes
-        self._trees: list[Any] = []
-        self._paths: dict[int, bytes] = {}
+        self.trees: list[Any] = []
+        self.paths: dict[int, bytes] = {}
         self._directories: dict[int, bytes] = {}
+        self._unlinked: dict[int, bytes] = {}
 
     def before(self, op: str, ino: int, args: Args) -> Before:
         """What is to be known before a change."""
         if op == "write":
             found = self._attr(ino)
-            return (None if found is None else found.size), found, None
+            return NOTHING if found is None else (found.size, found, self._tree(ino >> NODE_BITS))
         if op in _MAKES:
             if op != "create":
                 return NOTHING
@@ -84,15 +89,24 @@ class Lines:
         """The fields of a change that was made."""
         size = before[0]
         if op == "write":
-            after = self._attr(ino)
-            sizes = _number(size), _number(None if after is None else after.size)
-            return b'"op":"write",%b,"size":[%b,%b]' % (self._paths.get(ino) or self.path(ino), *sizes)
+            _, after, live = before
+            if live is None:
+                after = self._attr(ino)
+            if after is None or size is None:
+                return b'"op":"write",%b' % self.path(ino)
+            return b'"op":"write",%b,"size":[%d,%d]' % (self.paths.get(ino) or self.path(ino), size, after.size)
         if op in _MAKES:
             attr = result[0] if op == "create" else result
-            what = b'"path":%b,"ino":%d' % (self._entry_path(ino, args[0]), attr.ino)
+            new = attr.ino
+            what = b'"path":%b,"ino":%d' % (self._entry_path(ino, args[0]), new)
             if not stat.S_ISREG(attr.mode):
                 return b'"op":"%b",%b' % (op.encode(), what)
-            self._keep(attr.ino, what)
+            if self._is_ours(new):
+                if len(self.paths) >= _CACHED:
+                    self.paths.clear()
+                self.paths[new] = what
+            if size is None:
+                return b'"op":"create",%b,"size":[null,%d]' % (what, attr.size)
             return b'"op":"create",%b,"size":[%b,%b]' % (what, _number(size), _number(attr.size))
         if op in _REMOVES:
             return self._removed(before, op, ino, args[0])
@@ -120,17 +134,22 @@ class Lines:
         if attr is None:
             return b'"op":"%b","path":%b' % (op.encode(), path)
         self._gone(attr, path)
-        what = b'"op":"%b","path":%b,"ino":%d' % (op.encode(), path, attr.ino)
-        return what if size is None else what + b',"size":[%d,null]' % size
+        if size is None:
+            return b'"op":"%b","path":%b,"ino":%d' % (op.encode(), path, attr.ino)
+        return b'"op":"unlink","path":%b,"ino":%d,"size":[%d,null]' % (path, attr.ino, size)
 
     def _renamed(self, before: Before, parent: int, args: Args) -> bytes:
         size, moved, replaced = before
         name, new_parent, new_name, flags = args[:4]
-        path2 = self._entry_path(new_parent, new_name)
-        what = b'"op":"rename","path":%b,"path2":%b' % (self._entry_path(parent, name), path2)
+        path, path2 = self._entry_path(parent, name), self._entry_path(new_parent, new_name)
+        if size is not None and replaced is None:  # a file gets a free name: so it is nearly always
+            ino = moved.ino
+            self.paths.pop(ino, None)
+            return b'"op":"rename","path":%b,"path2":%b,"ino":%d,"size":[%d,%d]' % (path, path2, ino, size, size)
+        what = b'"op":"rename","path":%b,"path2":%b' % (path, path2)
         for attr in (moved, replaced):
             if attr is not None and not stat.S_ISDIR(attr.mode):
-                self._paths.pop(attr.ino, None)
+                self.paths.pop(attr.ino, None)
             elif attr is not None or moved is None:
                 self.forget_paths()
         if moved is not None:
@@ -158,18 +177,23 @@ class Lines:
 
     def path(self, ino: int) -> bytes:
         """The fields ``path`` and ``ino``; of several paths, the one by which it was found last."""
-        known = self._paths.get(ino)
+        known = self.paths.get(ino)
         if known is None:
             path = self._vfs.path_of(ino)
-            known = b'"path":%b,"ino":%d' % (_NULL if path is None else quoted_path(path), ino)
+            if path is not None:
+                known = b'"path":%b,"ino":%d' % (quoted_path(path), ino)
+            elif ino in self._unlinked:
+                known = b'"path":%b,"ino":%d,"unlinked":true' % (self._unlinked[ino], ino)
+            else:
+                known = b'"path":null,"ino":%d' % ino
             self._keep(ino, known)
         return known
 
     def _keep(self, ino: int, path: bytes) -> None:
         if self._is_ours(ino):
-            if len(self._paths) >= _CACHED:
-                self._paths.clear()
-            self._paths[ino] = path
+            if len(self.paths) >= _CACHED:
+                self.paths.clear()
+            self.paths[ino] = path
 
     def _entry_path(self, parent: int, name: bytes) -> bytes:
         """The path of an entry as a JSON string."""
@@ -181,6 +205,8 @@ class Lines:
                 if len(self._directories) >= _CACHED:
                     self._directories.clear()
                 self._directories[parent] = above
+        if _is_plain(name) is not None:
+            return b'%b%b"' % (above, name)
         return above + quoted_path(name)[1:]
 
     def _is_ours(self, ino: int) -> bool:
@@ -189,25 +215,29 @@ class Lines:
 
     def forget_paths(self) -> None:
         """Anything may have another path now."""
-        self._paths.clear()
+        self.paths.clear()
         self._directories.clear()
 
     def _gone(self, attr: Any, path: bytes) -> None:
         """A name of it is gone. Who has it open may go on writing to it: then it is told of by its last path."""
         if stat.S_ISDIR(attr.mode):
             self.forget_paths()
-        elif attr.nlink == 0:  # the live node of a volume of ours
-            self._keep(attr.ino, b'"path":%b,"ino":%d,"unlinked":true' % (path, attr.ino))
         else:
-            self._paths.pop(attr.ino, None)
+            self.paths.pop(attr.ino, None)
+            if attr.nlink == 0:  # the live node of a volume of ours
+                if len(self._unlinked) >= _CACHED:
+                    self._unlinked.clear()
+                self._unlinked[attr.ino] = path
 
     # -- what is known without waiting
 
     def _tree(self, number: int) -> Any:
         """The tree in memory of a volume that has one."""
-        while len(self._trees) <= number:
-            self._trees.append(getattr(self._volumes[len(self._trees)], "tree", None))
-        return self._trees[number]
+        try:
+            return self.trees[number]
+        except IndexError:
+            self.trees[:] = [getattr(volume, "tree", None) for volume in self._volumes]
+            return self.trees[number]
 
     def _attr(self, ino: int) -> Any:
         tree = self._tree(ino >> NODE_BITS)

@@ -98,10 +98,10 @@ class SegmentLog:
         self._room = max(4096, max_bytes // SEGMENTS)
         self._segments = segments(directory, name)
         self._fd = -1
-        self._half = False
-        self.dirty = False
+        self._synced = 0
         if self._segments:
             self._resume(self._segments[-1])
+            self._limit = self._segments[-1].start + self._room
         else:
             self._begin(0)
         self.maintain()
@@ -110,6 +110,11 @@ class SegmentLog:
     def origin(self) -> int:
         """The position of the oldest byte kept."""
         return self._segments[0].start
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there are lines that power loss would take."""
+        return self.end != self._synced
 
     @property
     def mtime_ns(self) -> int:
@@ -141,24 +146,18 @@ class SegmentLog:
         self._fd = fd
         self._segments.append(Segment(start, began, path))
         self.end = start
+        self._limit = start + self._room
 
     def append(self, line: bytes) -> None:
         """Add a line, which ends with a line end; OSError (ENOSPC, EIO): it is not there."""
-        size = len(line)
-        if self.end - self._segments[-1].start + size > self._room:
+        end = self.end + len(line)
+        if end > self._limit:
             self._rotate()
-        if self._half:
-            self._cut()
-        written = os.write(self._fd, line)
-        self.dirty = True
-        if written != size:
-            self._half = True
+            end = self.end + len(line)
+        if os.write(self._fd, line) != len(line):
+            os.ftruncate(self._fd, self.end - self._segments[-1].start)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.end += size
-
-    def _cut(self) -> None:
-        os.ftruncate(self._fd, self.end - self._segments[-1].start)
-        self._half = False
+        self.end = end
 
     def _rotate(self) -> None:
         if self.end > self._segments[-1].start:
@@ -186,10 +185,10 @@ class SegmentLog:
 
     def sync(self) -> None:
         """All that was appended survives power loss. For any thread."""
-        self.dirty = False
-        fd = os.dup(self._fd)
+        end, fd = self.end, os.dup(self._fd)
         try:
             os.fdatasync(fd)
+            self._synced = end
         finally:
             os.close(fd)
 
