@@ -327,7 +327,8 @@ class TreeVolume:
 
     def setattr(self, ino: int, to: SetAttr, caller: Caller, fh: int = 0) -> Node:
         node = self._node(ino)
-        self._commit(caller, "setattr", plans.setattr(node, to, self._clock()))
+        member = plans.in_group(node.gid, caller)
+        self._commit(caller, "setattr", plans.setattr(node, to, self._clock(), member=member))
         return node
 
     def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
@@ -369,7 +370,8 @@ class TreeVolume:
                 raise fail(errno.EFBIG)
             data = memoryview(data)[:room]
         if data:
-            self._commit(caller, "write", plans.write(node, offset, data, self._clock(), clear_suid=clear_suid))
+            member, now = not clear_suid or plans.in_group(node.gid, caller), self._clock()
+            self._commit(caller, "write", plans.write(node, offset, data, now, clear_suid=clear_suid, member=member))
         return len(data)
 
     def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Node:

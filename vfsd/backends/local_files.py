@@ -20,7 +20,7 @@ import xxhash
 from vfsd.backends import local_sys
 from vfsd.backends.local_inodes import Inode, Inodes, proc
 from vfsd.core.changes import Change, Put, Reserve, Write, Xattr, Zero
-from vfsd.core.plans import fail, without_suid
+from vfsd.core.plans import fail, in_group, without_suid
 from vfsd.core.types import NODE_MASK, ROOT_NODE, Caller, SetAttr, StatFs
 
 _OPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
@@ -169,12 +169,13 @@ class LocalFiles:
                 with self._opened(ino, 0, os.O_WRONLY) as writable:
                     os.ftruncate(writable, to.size)
             tell.append(Zero(inode.node, to.size, None))
+        member = to.clear_suid and in_group(os.fstat(fd).st_gid, caller)
         if to.uid is not None or to.gid is not None:
             os.chown(path, -1 if to.uid is None else to.uid, -1 if to.gid is None else to.gid)
         if to.perm is not None:
             os.chmod(path, to.perm & 0o7777)
         elif to.clear_suid:
-            self._clear_suid(fd)
+            self._clear_suid(fd, member)
         if to.atime_ns is not None or to.mtime_ns is not None:
             local_sys.set_times(path, to.atime_ns, to.mtime_ns)
         st = os.fstat(fd)
@@ -182,11 +183,11 @@ class LocalFiles:
             self._feed.publish(self.base, caller, "setattr", [*tell, put(inode.node, st)])
         return self._attr(inode, st)
 
-    def _clear_suid(self, fd: int) -> None:
+    def _clear_suid(self, fd: int, member: bool) -> None:
         """The host does this for a write of an ordinary user, but not for one of root, which the daemon may be."""
         mode = os.fstat(fd).st_mode
-        if without_suid(mode) != mode:
-            os.chmod(proc(fd), without_suid(mode) & 0o7777)
+        if without_suid(mode, member) != mode:
+            os.chmod(proc(fd), without_suid(mode, member) & 0o7777)
 
     def statfs(self, ino: int) -> StatFs:
         """The host's numbers, of the file system this file is on."""
@@ -281,7 +282,7 @@ class LocalFiles:
             if done < len(data):
                 done += write_all(fd, memoryview(data)[done:], offset + done, begun=True)
         if clear_suid:
-            self._clear_suid(fd)
+            self._clear_suid(fd, in_group(os.fstat(fd).st_gid, caller))
         if self._feed.wanted(caller):
             st = os.fstat(fd)
             at = st.st_size - done if append else offset
@@ -306,7 +307,7 @@ class LocalFiles:
             write_all(fd, data, 0, partly=False)
             os.ftruncate(fd, len(data))
             if caller.uid:
-                self._clear_suid(fd)
+                self._clear_suid(fd, in_group(st.st_gid, caller))
             self._tell(caller, "write", inode, fd, Zero(inode.node, 0, None), Write(inode.node, 0, data))
             return self._attr(inode, os.fstat(fd))
 

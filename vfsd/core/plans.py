@@ -251,18 +251,18 @@ def _move(
     return changes
 
 
-def setattr(node: Node, to: SetAttr, now: int) -> list[Change]:
+def setattr(node: Node, to: SetAttr, now: int, *, member: bool = True) -> list[Change]:
     """chmod, chown, truncate and utimensat in one. Raises EISDIR, EINVAL, EFBIG.
 
-    A chown of anything but a directory drops setuid, and setgid where the group may execute (Linux chown_common);
-    without FUSE_HANDLE_KILLPRIV the kernel asks for that itself with ``perm``.
+    A chown of anything but a directory drops setuid, and setgid where the group may execute or the caller is no
+    ``member`` of it (Linux chown_common); without FUSE_HANDLE_KILLPRIV the kernel asks for that itself with ``perm``.
     """
     mode, size = node.mode, node.size
     changes: list[Change] = []
     if to.perm is not None:
         mode = stat.S_IFMT(mode) | (to.perm & 0o7777)
     elif to.clear_suid or ((to.uid is not None or to.gid is not None) and not stat.S_ISDIR(mode)):
-        mode = without_suid(mode)
+        mode = without_suid(mode, member)
     mtime = node.mtime_ns
     if to.size is not None:
         changes += resize(node, to.size)
@@ -289,14 +289,22 @@ def _clamp(time_ns: int) -> int:
     return max(-(1 << 63), min(time_ns, (1 << 63) - 1))
 
 
-def without_suid(mode: int) -> int:
-    """The mode less setuid, and less setgid where it is not mandatory locking (Linux setattr_should_drop_suidgid).
+def in_group(gid: int, caller: Caller) -> bool:
+    """Whether setgid without group execution may stay (Linux in_group_or_capable, 6.2).
+
+    A request names one group of the caller, so that a member by another group is taken for a stranger.
+    """
+    return caller.uid == 0 or caller.gid == gid
+
+
+def without_suid(mode: int, member: bool) -> int:
+    """The mode less setuid and setgid (Linux setattr_should_drop_suidgid); ``member`` as ``in_group`` says.
 
     A directory keeps both; there they mean something else.
     """
     if stat.S_ISDIR(mode):
         return mode
-    drop = _SUID_SGID if mode & stat.S_IXGRP else stat.S_ISUID
+    drop = stat.S_ISUID if member and not mode & stat.S_IXGRP else _SUID_SGID
     return mode & ~drop
 
 
@@ -313,7 +321,15 @@ def resize(node: Node, size: int) -> list[Change]:
     return [Zero(node.id, node.size, size)] if size > node.size else []
 
 
-def write(node: Node, offset: int, data: bytes | bytearray | memoryview, now: int, *, clear_suid: bool) -> list[Change]:
+def write(
+    node: Node,
+    offset: int,
+    data: bytes | bytearray | memoryview,
+    now: int,
+    *,
+    clear_suid: bool,
+    member: bool = True,
+) -> list[Change]:
     """pwrite(2); the data must not reach past FILE_MAX (EFBIG)."""
     end = offset + len(data)
     if end > FILE_MAX:
@@ -322,7 +338,7 @@ def write(node: Node, offset: int, data: bytes | bytearray | memoryview, now: in
     changes: list[Change] = [Write(node.id, offset, data)]
     if offset > size:
         changes.insert(0, Zero(node.id, size, offset))
-    mode = without_suid(node.mode) if clear_suid else node.mode
+    mode = without_suid(node.mode, member) if clear_suid else node.mode
     changes.append(
         Put(
             node.id,
