@@ -28,6 +28,7 @@ from vfsd.vfs import Vfs
 
 if TYPE_CHECKING:
     from vfsd.checkpoints import Checkpoints
+    from vfsd.rulebook import Rulebook
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class _Host:
     def __init__(self) -> None:
         self.uploaded = self.connections = 0
         self.checkpoints: Checkpoints | None = None
+        self.rules: Rulebook | None = None
         self.status: Callable[[], dict[str, Any]] = dict
         self.shutdown: Callable[[], object] = dict
 

@@ -23,7 +23,7 @@ from vfsd.approvals import Approvals, Refused, Want
 from vfsd.core.changes import NoDentry
 from vfsd.core.plans import RENAME_EXCHANGE
 from vfsd.core.policy import ALLOW, DENY, INTERRUPT, READ, WRITE, Policy, Rule
-from vfsd.core.types import NODE_BITS, Attr, Caller
+from vfsd.core.types import DAEMON, NODE_BITS, Attr, Caller
 from vfsd.feed import Commit
 from vfsd.hooks import Hooks, Quota
 from vfsd.limits import growth, mutation_of
@@ -79,7 +79,8 @@ class Guard:
         vfs.feed.subscribe(self._committed, shell=False)
 
     def install(self, layers: dict[str, Layer], hooks: Hooks, quotas: dict[int, Quota]) -> None:
-        """From now on these hold, for whatever is asked next."""
+        """From now on these hold, for whatever is asked next; a reply to who asked for it waits for the kernel."""
+        self._vfs.feed.publish(0, DAEMON, "rules", ())
         self.layers, self.hooks, self.quotas = layers, hooks, quotas
         policies = [layer.policy for layer in layers.values() if layer.policy.rules]
         self.hiding = any(one.hide and one.policy.concerns(READ, DENY) for one in layers.values())
@@ -406,7 +407,7 @@ class Guard:
             todo = [(top, old, new)]
             while todo:
                 ino, before, after = todo.pop()
-                for name, child in await self._everything_in(ino):
+                for name, child in await self.everything_in(ino):
                     pair = before + b"/" + name, after + b"/" + name
                     self._judge_move(*pair, caller, asking)
                     left -= 1
@@ -441,7 +442,7 @@ class Guard:
                         return _denied(WRITE, path, rule, "it could match below")
         raise AssertionError("nothing matches below")
 
-    async def _everything_in(self, ino: int) -> list[tuple[bytes, Attr]]:
+    async def everything_in(self, ino: int) -> list[tuple[bytes, Attr]]:
         """All entries of a directory, routes and what listings hide too."""
         entries = self._volumes[ino >> NODE_BITS].children(ino)
         if type(entries) is CoroutineType:

@@ -94,18 +94,16 @@ def test_handles_pin_and_unpin() -> None:
 
 def test_every_known_link_of_a_file_counts() -> None:
     tree = grown()
-    root, d, f = at(tree, "/"), at(tree, "/d"), at(tree, "/f")
-    assert tree.links[f.id] == {(root.id, b"f"), (root.id, b"hard")}
-    tree.apply(plans.unlink(tree, root, b"hard", 50))
+    root, d, f = at(tree, "/"), at(tree, "/d"), at(tree, "/d/file")
     assert f.id not in tree.links
-    tree.apply(plans.link(tree, f, d, b"second", 50))
-    tree.apply(plans.link(tree, f, d, b"third", 50))
-    assert tree.links[f.id] == {(root.id, b"f"), (d.id, b"second"), (d.id, b"third")}
-    tree.apply(plans.rename(tree, d, b"third", root, b"moved", 0, 50))
-    tree.apply(plans.rename(tree, root, b"f", d, b"sub", plans.RENAME_EXCHANGE, 50))
-    assert tree.links[f.id] == {(root.id, b"moved"), (d.id, b"second"), (d.id, b"sub")}
-    tree.apply(plans.unlink(tree, d, b"sub", 50))
-    tree.apply(plans.unlink(tree, root, b"moved", 50))
-    assert f.id not in tree.links and tree.path(f) == b"/d/second"
-    tree.apply(plans.unlink(tree, d, b"second", 50))
+    tree.apply(plans.link(tree, f, root, b"second", 50))
+    tree.apply(plans.link(tree, f, root, b"third", 50))
+    assert tree.links[f.id] == {(d.id, b"file"), (root.id, b"second"), (root.id, b"third")}
+    tree.apply(plans.rename(tree, root, b"third", d, b"moved", 0, 50))
+    tree.apply(plans.rename(tree, d, b"file", root, b"empty", plans.RENAME_EXCHANGE, 50))
+    assert tree.links[f.id] == {(d.id, b"moved"), (root.id, b"second"), (root.id, b"empty")}
+    tree.apply(plans.unlink(tree, root, b"empty", 50))
+    tree.apply(plans.unlink(tree, d, b"moved", 50))
+    assert f.id not in tree.links and tree.path(f) == b"/second"
+    tree.apply(plans.unlink(tree, root, b"second", 50))
     assert tree.path(f) is None

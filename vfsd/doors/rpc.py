@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 import vfsd.doors.rpcadmin
-import vfsd.doors.rpcfiles  # noqa: F401 - both register their operations
+import vfsd.doors.rpcfiles
+import vfsd.doors.rpcrules  # noqa: F401 - these register their operations
 from agenttools.wire import (
     MAX_PENDING,
     SOCKET_BUFFER,
@@ -55,6 +56,7 @@ from vfsd.vfs import Vfs
 
 if TYPE_CHECKING:
     from vfsd.checkpoints import Checkpoints
+    from vfsd.rulebook import Rulebook
 
 __all__ = [
     "VERSION",
@@ -98,10 +100,12 @@ class RpcDoor:
         shutdown: Callable[[], object],
         version: str = "",
         checkpoints: Checkpoints | None = None,
+        rules: Rulebook | None = None,
         allow_uids: Collection[int] = (),
     ) -> None:
         self.vfs = vfs
         self.checkpoints = checkpoints
+        self.rules = rules
         self.paths = Paths(vfs)
         self.status = status
         self.shutdown = shutdown

@@ -22,6 +22,7 @@ from vfsd.vfs import Vfs
 
 if TYPE_CHECKING:
     from vfsd.checkpoints import Checkpoints
+    from vfsd.rulebook import Rulebook
 
 Message = dict[str, Any]
 _T = TypeVar("_T")
@@ -44,6 +45,7 @@ class Host(Protocol):
     uploaded: int
     connections: int
     checkpoints: Checkpoints | None
+    rules: Rulebook | None
     status: Callable[[], dict[str, Any]]
     shutdown: Callable[[], object]
 

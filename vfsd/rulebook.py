@@ -1,0 +1,163 @@
+"""The rules of one mount as a whole: from where they come, how they change while it is mounted, what is odd about them.
+
+Owns the layers: the configuration's (``CONFIG``) and those that clients set. Must not know sockets, nor judge anything.
+Invariant: rules that can't be read change nothing; those in force stay.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from vfsd.approvals import Approvals
+from vfsd.core.policy import MODES, READ, Policy, Rule, RuleError, anchor, blind_spot
+from vfsd.hooks import Hooks, quotas_for
+from vfsd.rules import Guard, Layer
+from vfsd.rulesconfig import RulesSpec
+from vfsd.vfs import Vfs
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config"
+"""The owner of the rules that the configuration has."""
+
+OWNERS_MAX = 64
+LOOKED_AT = 5000
+"""Entries looked at for one pattern before it is taken to match something."""
+
+
+class Rulebook:
+    """``reread`` gives the configuration's rules as they are now. Raises ValueError for what can't be enforced."""
+
+    def __init__(self, vfs: Vfs, spec: RulesSpec, reread: Callable[[], RulesSpec]) -> None:
+        self._vfs = vfs
+        self._reread = reread
+        self.approvals = Approvals(spec.approval_seconds)
+        self.guard = Guard(vfs, self.approvals)
+        self.spec = spec
+        self._clients: dict[str, Layer] = {}
+        self._install(spec, {})
+
+    def _install(self, spec: RulesSpec, clients: dict[str, Layer]) -> None:
+        config = Layer(Policy(spec.rules), spec.hide)
+        hooks = self.guard.hooks if spec.hooks == self.spec.hooks and self.guard.hooks else Hooks(spec.hooks)
+        quotas = quotas_for(spec.quotas, self._vfs.table.routes)
+        self.spec, self._clients = spec, clients
+        self.approvals.seconds = spec.approval_seconds
+        self.guard.install({CONFIG: config, **clients}, hooks, quotas)
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the configuration's rules anew; OSError(EINVAL) with the sentence, and those of before stay in force."""
+        try:
+            self._install(self._reread(), self._clients)
+        except Exception as exc:
+            log.error("rules are as before: %s", exc)
+            raise OSError(errno.EINVAL, f"{exc}; the rules of before stay in force") from None
+        warnings = await self.warnings()
+        log.info("rules reloaded: %d", len(self.spec.rules))
+        return {"rules": len(self.spec.rules), "warnings": warnings}
+
+    async def set(self, owner: str, rules: Sequence[Rule], *, hide: bool) -> dict[str, Any]:
+        """Put ``owner``'s rules in place of those it set before."""
+        if owner == CONFIG or not owner or len(owner) > 256:
+            raise OSError(errno.EINVAL, f"owner {owner!r}: use a name of your own")
+        clients = {name: layer for name, layer in self._clients.items() if name != owner}
+        try:
+            if rules:
+                clients[owner] = Layer(Policy(rules), hide)
+        except RuleError as exc:
+            raise OSError(errno.EINVAL, str(exc)) from None
+        if len(clients) > OWNERS_MAX:
+            raise OSError(errno.EINVAL, f"more than {OWNERS_MAX} clients have set rules")
+        self._install(self.spec, clients)
+        return {"rules": len(rules), "warnings": await self.warnings([owner])}
+
+    def plain(self) -> dict[str, Any]:
+        """All that is in force, for programs."""
+        return {
+            "layers": [
+                {"owner": owner, "hide": layer.hide, "rules": [rule._asdict() for rule in layer.policy.rules]}
+                for owner, layer in self.guard.layers.items()
+            ],
+            "hooks": [hook.call for hook in self.spec.hooks],
+            "quotas": [quota._asdict() for quota in self.spec.quotas],
+        }
+
+    async def warn(self) -> None:
+        """Log what is odd about the rules that the mount starts with."""
+        for warning in await self.warnings():
+            log.warning("%s", warning)
+
+    async def warnings(self, owners: Iterable[str] | None = None) -> list[str]:
+        """Rules that contradict each other, patterns that match nothing, what a pattern leaves out: a sentence each."""
+        found: list[str] = []
+        for owner in self.guard.layers if owners is None else owners:
+            layer = self.guard.layers.get(owner)
+            if layer is None:
+                continue
+            found += of_policy(layer.policy)
+            for rule in layer.policy.rules:
+                for pattern in rule.paths:
+                    if not await self._matches(Policy([rule._replace(paths=(pattern,), operations=(READ,))]), pattern):
+                        found.append(f"pattern {pattern!r} of [{rule}] matches nothing that is there now")
+                    found += self._native(rule, pattern)
+        return list(dict.fromkeys(found))
+
+    def _native(self, rule: Rule, pattern: str) -> list[str]:
+        """Commands whose root is the tree have the host's directories bound over it."""
+        fixed = anchor(pattern)
+        for route in self._vfs.table.routes:
+            if route.kind == "system" and (fixed + "/").startswith(os.fsdecode(route.prefix)):
+                return [
+                    f"pattern {pattern!r} of [{rule}]: commands run in the tree see the host's {fixed} as it is; "
+                    f"there the rule holds for tools and the mount only"
+                ]
+        return []
+
+    async def _matches(self, policy: Policy, pattern: str) -> bool:
+        """Whether anything in the tree matches now; yes when there is too much to look at."""
+        ino, path = self._vfs.root_ino, b""
+        for part in os.fsencode(anchor(pattern)).split(b"/"):
+            child = next((a for n, a in await self._entries(ino) if n == part), None) if part else None
+            if part and child is None:
+                return False
+            if child is not None:
+                ino, path = child.ino, path + b"/" + part
+        if policy.decider(READ, path or b"/"):
+            return True
+        todo, left = [(ino, path)], LOOKED_AT
+        while todo:
+            ino, path = todo.pop()
+            for name, child in await self._entries(ino):
+                left -= 1
+                if left < 0 or policy.decider(READ, path + b"/" + name):
+                    return True
+                if stat.S_ISDIR(child.mode):
+                    todo.append((child.ino, path + b"/" + name))
+        return False
+
+    async def _entries(self, ino: int) -> list[tuple[bytes, Any]]:
+        try:
+            return await self.guard.everything_in(ino)
+        except OSError:
+            return []
+
+
+def of_policy(policy: Policy) -> list[str]:
+    """What can be said of rules without a tree: conflicts, and names with a dot that a pattern leaves out."""
+    found = [str(conflict) for conflict in policy.conflicts()]
+    for rule in policy.rules:
+        for pattern in rule.paths:
+            more = blind_spot(pattern)
+            if rule.mode == "allow" or more is None:
+                continue
+            hidden = anchor(pattern).rstrip("/") + "/.x"
+            if any(policy.judge(operation, hidden) != MODES[rule.mode] for operation in rule.operations):
+                found.append(
+                    f"pattern {pattern!r} of [{rule}] leaves out names that begin with a dot; {more!r} has them"
+                )
+    return found
