@@ -82,7 +82,10 @@ def test_all_keys(tmp_path: Path) -> None:
         ('[routes."/"]\nkind = 3\n', 2, "kind must be a string"),
         ('[routes."/"]\n', 1, "route '/' has no kind"),
         ('\n[routes."/"]\nkind = "disk"\n', 2, "kind 'disk' is unknown"),
-        ('[routes."/m/"]\nkind = "store"\n', 1, "kind 'store' is not in this version yet"),
+        ('[routes."/m/"]\nkind = "store"\nnamespace = "x"\n', 3, "namespace must be a list of strings"),
+        ('[routes."/m/"]\nkind = "store"\nset = "x"\n', 3, "set must be a table of strings"),
+        ('[routes."/m/"]\nkind = "blob"\nnamespace = ["x"]\n', 1, "only a store has a namespace"),
+        ('[routes."/m/"]\nkind = "backend"\n', 1, "kind 'backend' needs a factory"),
         ('[routes."/m/"]\nkind = "local"\n', 1, "needs a location"),
         ('[routes."/m/"]\nkind = "memory"\nlocation = "/x"\n', 1, "has no location"),
         ('[routes."m"]\nkind = "memory"\n', 1, "absolute path"),
@@ -137,8 +140,36 @@ def test_route_option_mistakes(text: str) -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     whole = complete(Config())
-    assert whole.routes == (RouteSpec("/", "state", tmp_path / "state/vfsd/default/threads/default/root"),)
-    assert whole.furnish == ("/memories", "/blobs")
+    home = tmp_path / "state/vfsd"
+    assert whole.routes == (
+        RouteSpec("/", "state", home / "default/threads/default/root"),
+        RouteSpec("/blobs/", "blob", home / "blobs"),
+        RouteSpec("/memories/", "store", None, f"sqlite:{home}/memories.db", ("filesystem",)),
+    )
+
+
+def test_store_routes(tmp_path: Path) -> None:
+    text = """
+[routes."/"]
+kind = "state"
+[routes."/memories/"]
+kind = "store"
+location = "sqlite:m.db"
+namespace = ["{user}", "filesystem"]
+set = { user = "bob", team = "x" }
+[routes."/hub/"]
+kind = "backend"
+factory = "hubs:make"
+"""
+    whole = complete(load(write(tmp_path, text)), values={"user": "alice"})
+    store = next(route for route in whole.routes if route.kind == "store")
+    assert store.uri == f"sqlite:{tmp_path}/m.db"
+    assert store.namespace == ("{user}", "filesystem")
+    assert dict(store.values) == {"user": "alice", "team": "x"}
+    hub = next(route for route in whole.routes if route.kind == "backend")
+    assert (hub.uri, hub.home) == ("factory:hubs:make", tmp_path)
+    given = parse_route("/m/=store:postgresql://u@/db?host=/run#alice/files")
+    assert (given.uri, given.namespace) == ("postgresql://u@/db?host=/run", ("alice", "files"))
 
 
 def test_relative_state_home_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +187,6 @@ def test_command_line_wins(tmp_path: Path) -> None:
         ("/workspace/", "local"),
     ]
     assert whole.routes[1].location == tmp_path / "state/vfsd/other/threads/t1/routes/scratch"
-    assert whole.furnish == ()
 
 
 def test_state_routes_never_share_a_directory() -> None:

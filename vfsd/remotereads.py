@@ -132,7 +132,22 @@ class RemoteReads(RemoteTree):
         return wait()
 
     def lookup(self, parent: int, name: bytes) -> Any:
+        if self.remote.verifies and self._loaded and name not in (self._dir(parent).children or {}):
+            return self._probe(parent, name)
         return self._after_listing(parent, TreeVolume.lookup, name)
+
+    async def _probe(self, parent: int, name: bytes) -> Node:
+        """A blob that the last listing did not show; names that can't be one's are not asked for."""
+        path = b"/" + name
+        try:
+            self.remote.check(path)
+        except OSError:
+            return TreeVolume.lookup(self, parent, name)
+        found = await self._call(f"look for {os.fsdecode(path)}", self.remote.probe, path, wait=False)
+        if found is not None and name not in (self._dir(parent).children or {}):
+            async with self.lane:
+                await self._absorb_gently([found], ())
+        return TreeVolume.lookup(self, parent, name)
 
     def peek(self, parent: int, name: bytes) -> Node:
         """What is known without waiting."""

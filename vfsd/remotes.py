@@ -54,6 +54,9 @@ class Unusable:
     def get(self, path: bytes) -> Found:
         raise RemoteError(self._reason)
 
+    def probe(self, path: bytes) -> Found | None:
+        raise RemoteError(self._reason)
+
     def read(self, path: bytes, offset: int, length: int) -> bytes:
         raise RemoteError(self._reason)
 

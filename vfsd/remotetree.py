@@ -328,10 +328,14 @@ class RemoteTree(TreeVolume):
             node_at = self._make_found(f, parent, name, mode)
         elif node_at.id not in self._dirty and (digest is None or known is None or known.digest != digest):
             self._set_content(node_at, f)
-        if f.meta is not None:
+            if node_at.nlink > 1:
+                # One name was written elsewhere; the others have items of their own, which are to follow.
+                self._dirty.add(node_at.id)
+                self._set_meta(node_at, f.meta, always=True)
+        if f.meta is not None and (known is None or known.meta != f.meta):
             self._set_meta(node_at, f.meta)
-            if f.meta.link:
-                self._links[f.meta.link] = node_at.id
+        if f.meta is not None and f.meta.link:
+            self._links[f.meta.link] = node_at.id
 
     def _make_found(self, f: Found, parent: Node, name: bytes, mode: int) -> Node:
         number = self.tree.next_node
@@ -372,11 +376,13 @@ class RemoteTree(TreeVolume):
         self._apply("remote", changes)
         self._evict()
 
-    def _set_meta(self, node: Node, m: Meta) -> None:
+    def _set_meta(self, node: Node, m: Meta | None, *, always: bool = False) -> None:
+        if m is None:
+            return
         changes: list[Change] = []
         now = (node.mode, node.uid, node.gid, node.atime_ns, node.mtime_ns, node.ctime_ns)
         to = (m.mode, m.uid, m.gid, m.atime_ns, m.mtime_ns, m.ctime_ns)
-        if now != to and node.id not in self._dirty:
+        if now != to and (always or node.id not in self._dirty):
             changes.append(
                 plans.put(node, 0)._replace(
                     mode=m.mode, uid=m.uid, gid=m.gid, atime_ns=m.atime_ns, mtime_ns=m.mtime_ns, ctime_ns=m.ctime_ns

@@ -99,6 +99,14 @@ class BlobDirectory(BlobRemote):
                         found.append(self.found(path, st.st_size, st.st_mtime_ns))
         return found
 
+    def probe(self, path: bytes) -> Found | None:
+        """A blob by its name, which another daemon may just have made."""
+        try:
+            st = os.lstat(self._at(path))
+        except FileNotFoundError:
+            return None
+        return self.found(path, st.st_size, st.st_mtime_ns)
+
     def get(self, path: bytes) -> Found:
         with open(self._at(path), "rb") as file:
             st = os.fstat(file.fileno())

@@ -196,6 +196,12 @@ class ForeignRemote:
                 return Found(path, False, len(whole), 0, None, whole)
             offset = following
 
+    def probe(self, path: bytes) -> Found | None:
+        try:
+            return self.get(path)
+        except FileNotFoundError:
+            return None
+
     def read(self, path: bytes, offset: int, length: int) -> bytes:
         return (self.get(path).data or b"")[offset : offset + length]
 

@@ -140,6 +140,9 @@ class Remote(Protocol):
     def get(self, path: bytes) -> Found:
         """One file with its content; ENOENT."""
 
+    def probe(self, path: bytes) -> Found | None:
+        """One file without its content, None when there is none; only asked of a remote that ``verifies``."""
+
     def read(self, path: bytes, offset: int, length: int) -> bytes:
         """Bytes of a content; only asked of a remote with ``ranges``."""
 

@@ -179,6 +179,12 @@ class StoreRemote:
             raise fail(errno.ENOENT)
         return found
 
+    def probe(self, path: bytes) -> Found | None:
+        try:
+            return self.get(path)
+        except FileNotFoundError:
+            return None
+
     def read(self, path: bytes, offset: int, length: int) -> bytes:
         data = self.get(path).data
         return b"" if data is None else data[offset : offset + length]
