@@ -1,0 +1,90 @@
+"""What differs from a local file system, as docs/semantics.md lists it: held here so that it neither grows nor goes
+unnoticed."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from mounted import Mounted
+
+KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE, UNSHARE_RANGE = 1, 2, 8, 16, 32, 64
+FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FICLONE = 0x80086601, 0x40086602, 0x40049409
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def code(do: Callable[[], object]) -> int:
+    """The errno ``do`` fails with, 0 when it doesn't."""
+    try:
+        do()
+    except OSError as e:
+        return e.errno or -1
+    return 0
+
+
+def fallocate(fd: int, mode: int) -> int:
+    return ctypes.get_errno() if _libc.fallocate(fd, mode, 0, 4096) else 0
+
+
+@pytest.fixture
+def fd(tree: Mounted) -> int:
+    """16 KiB of ``x``, open for reading and writing; the test's process closes it at its end."""
+    fd = os.open(tree / "f", os.O_CREAT | os.O_RDWR)
+    os.write(fd, b"x" * 16384)
+    return fd
+
+
+def test_access_times_change_only_when_set(tree: Mounted, fd: int) -> None:
+    os.utime(fd, ns=(10**9, 2 * 10**9))
+    assert os.pread(fd, 10, 0) == b"x" * 10
+    os.listdir(tree.path)
+    assert os.fstat(fd).st_atime_ns == 10**9
+    os.close(fd)
+
+
+def test_times_reach_from_1678_to_2262(tree: Mounted, fd: int) -> None:
+    for seconds, found in ((0, 0), (-(2**33), -(2**33)), (2**33, 2**33), (2**40, 2**63 // 10**9)):
+        os.utime(fd, (seconds, seconds))
+        assert os.fstat(fd).st_mtime_ns // 10**9 == found
+    os.close(fd)
+
+
+def test_file_flags_and_clones_are_refused(tree: Mounted, fd: int) -> None:
+    other = os.open(tree / "g", os.O_CREAT | os.O_RDWR)
+    assert code(lambda: fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8))) == errno.ENOTTY
+    assert code(lambda: fcntl.ioctl(fd, FS_IOC_SETFLAGS, (16).to_bytes(8, "little"))) == errno.ENOTTY
+    assert code(lambda: fcntl.ioctl(other, FICLONE, fd)) == errno.EOPNOTSUPP
+    os.close(fd)
+    os.close(other)
+
+
+def test_what_fallocate_does_with_each_engine(tree: Mounted, engine: str, fd: int) -> None:
+    for mode in (COLLAPSE_RANGE, INSERT_RANGE, UNSHARE_RANGE):
+        assert fallocate(fd, mode) == errno.EOPNOTSUPP
+    for mode in (0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE):
+        assert fallocate(fd, mode) == (errno.EOPNOTSUPP if engine == "pyfuse3" else 0)
+    os.posix_fallocate(fd, 0, 20000)  # glibc writes zeros where the call is not there
+    assert os.fstat(fd).st_size == 20000
+    os.close(fd)
+
+
+def test_what_works_in_another_way_with_pyfuse3(tree: Mounted, engine: str, fd: int) -> None:
+    os.ftruncate(fd, 1 << 20)
+    end = 16384 if engine == "native" else 1 << 20
+    assert os.lseek(fd, 0, os.SEEK_HOLE) == end
+    other = os.open(tree / "g", os.O_CREAT | os.O_RDWR)
+    assert os.copy_file_range(fd, other, 10000, 0, 0) == 10000
+    assert os.pread(other, 20000, 0) == b"x" * 10000
+    without_name = code(lambda: os.close(os.open(tree.path, os.O_TMPFILE | os.O_RDWR)))
+    assert without_name == (errno.EOPNOTSUPP if engine == "pyfuse3" else 0)
+    os.close(fd)
+    os.close(other)
