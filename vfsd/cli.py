@@ -18,7 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfsd import __version__, commands_archive, commands_checkpoint, config, mountpoint, registry
+from vfsd import (
+    __version__,
+    commands_archive,
+    commands_audit,
+    commands_checkpoint,
+    commands_rules,
+    config,
+    mountpoint,
+    registry,
+)
 from vfsd.control import Failure, ask
 from vfsd.doors.engines import abort, unmount
 
@@ -64,8 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--name", help="the mount's name, also its socket's (default: default)")
     p.add_argument("--thread", help="whose state it is (default: default)")
     p.add_argument(
-        "--route", action="append", default=[], metavar="PREFIX=KIND[:LOCATION]",
+        "--route", action="append", default=[], metavar="PREFIX=KIND[:LOCATION][#NAMESPACE]",
         help=f"kind is one of {', '.join(config.KINDS)}; repeatable",
+    )  # fmt: skip
+    p.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="values",
+        help="what {NAME} in the namespace of a store stands for; repeatable",
     )  # fmt: skip
     p.add_argument("--engine", choices=config.ENGINES, help="what speaks to the kernel (default: auto)")
     p.add_argument("--read-only", action="store_true", default=None, help="refuse every change, by either door")
@@ -102,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
 
     commands_checkpoint.add(commands)
     commands_archive.add(commands)
+    commands_audit.add(commands)
+    commands_rules.add(commands)
     return parser
 
 
@@ -119,6 +134,7 @@ def _mount(args: argparse.Namespace) -> int:
     wanted = config.complete(
         base,
         [config.parse_route(text) for text in args.route],
+        dict(map(config.parse_set, args.values)),
         name=args.name,
         thread=args.thread,
         engine=args.engine,
@@ -142,6 +158,9 @@ def _mount(args: argparse.Namespace) -> int:
         silence = mountpoint.answers(path)
         if silence is not None:
             raise Failure(f"{path} is mounted but does not answer ({silence.strerror}): see {entry['log']}")
+        for route in entry["routes"]:
+            if "problem" in route:
+                _say(f"route {route['prefix']} ({route['kind']} {route['location']}) does not work: {route['problem']}")
         print(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
     return 0
 
@@ -284,6 +303,8 @@ def _status(args: argparse.Namespace) -> int:
         print(f"  socket {row['socket']}")
         for route in (route for route in row["routes"] if route["kind"] != "system"):
             print(f"  {route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
+            if "problem" in route:
+                print(f"    does not work: {route['problem']}")
         if row["counters"]:
             print("  " + ", ".join(f"{key} {value}" for key, value in row["counters"].items()))
     if not found and args.name is not None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-KINDS = ("state", "memory", "local")
+from vfsd.rulesconfig import NO_RULES, RulesSpec, with_tables
+
+KINDS = ("state", "memory", "local", "store", "blob", "backend")
 """The kinds of route this version serves."""
 
-LATER_KINDS = ("store", "blob", "backend")
-"""Kinds that the configuration knows by name and this version refuses."""
+NAMESPACE = ("filesystem",)
+"""The namespace of a store route that names none."""
 
 ENGINES = ("auto", "native", "pyfuse3")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -33,11 +35,19 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """``prefix`` begins and ends with ``/``; ``location`` is an absolute host path, or None for ``memory``."""
+    """``prefix`` begins and ends with ``/``; ``location`` is an absolute host path, or None where there is none.
+
+    ``uri`` is the place of a store, blob or backend route that is no directory. ``namespace`` is a store's template,
+    ``values`` what its ``{names}`` stand for. ``home`` is where the modules of factories are looked for.
+    """
 
     prefix: str
     kind: str
     location: Path | None
+    uri: str = ""
+    namespace: tuple[str, ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    home: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class AuditPolicy:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole mount. ``routes`` always has one for ``/``; ``furnish`` names directories to make in it when missing."""
+    """A whole mount. ``routes`` always has one for ``/``; ``source`` is the file it was read from."""
 
     name: str = "default"
     thread: str = "default"
@@ -77,9 +87,10 @@ class Config:
     allow_other: bool = False
     log_level: str = "info"
     routes: tuple[RouteSpec, ...] = ()
-    furnish: tuple[str, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
     audit: AuditPolicy = AuditPolicy()
+    rules: RulesSpec = NO_RULES
+    source: Path | None = None
 
 
 _SCALARS: dict[str, type] = {
@@ -90,13 +101,14 @@ _SCALARS: dict[str, type] = {
     "allow_other": bool,
     "log_level": str,
 }
-_ROUTE_KEYS = ("kind", "location")
+_ROUTE_KEYS = ("kind", "location", "factory", "namespace", "set")
 _POLICIES: dict[str, dict[str, type]] = {
     "checkpoints": {"every_calls": int, "every_execute": bool, "keep": int},
     "audit": {"enabled": bool, "max_bytes": int, "max_age": int, "reads": bool},
+    "rules_options": {"hide": bool, "approval_seconds": int},
 }
-_LEAST = {"keep": 1, "max_bytes": 1 << 16, "max_age": 60}
-_TABLES = ("routes", *_POLICIES)
+_LEAST = {"keep": 1, "max_bytes": 1 << 16, "max_age": 60, "approval_seconds": 1}
+_TABLES = ("routes", "rules", "hooks", "quotas", *_POLICIES)
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
@@ -145,31 +157,60 @@ def _prefix(text: str) -> str:
     return "/" + "".join(p + "/" for p in parts)
 
 
-def _route(prefix: str, kind: str, location: str | None, relative_to: Path) -> RouteSpec:
+def _route(
+    prefix: str,
+    kind: str,
+    location: str | None,
+    relative_to: Path,
+    namespace: Sequence[str] = (),
+    values: Mapping[str, str] | None = None,
+) -> RouteSpec:
     """A checked route; its location made absolute, or left None for the default to be filled in by ``_complete``."""
     prefix = _prefix(prefix)
-    if kind in LATER_KINDS:
-        raise ConfigError(f"route {prefix}: kind {kind!r} is not in this version yet: use {', '.join(KINDS)}")
     _choice(f"route {prefix}: kind", kind, KINDS)
     if kind == "local" and not location:
         raise ConfigError(f"route {prefix}: kind 'local' needs a location, the host directory it shows")
     if kind == "memory" and location:
         raise ConfigError(f"route {prefix}: kind 'memory' has no location")
-    if location is None or location == "":
-        return RouteSpec(prefix, kind, None)
-    return RouteSpec(prefix, kind, Path(os.path.abspath(relative_to / Path(location).expanduser())))
+    if kind == "backend" and not (location or "").startswith("factory:"):
+        raise ConfigError(f"route {prefix}: kind 'backend' needs a factory, factory:MODULE:FUNCTION")
+    if kind != "store" and (namespace or values):
+        raise ConfigError(f"route {prefix}: only a store has a namespace")
+    uri = ""
+    if kind in ("store", "backend") or (kind == "blob" and ":" in (location or "").partition("/")[0]):
+        uri, location = location or "", None
+        if uri.startswith("sqlite:") and uri != "sqlite:":
+            uri = "sqlite:" + os.path.abspath(relative_to / Path(uri.partition(":")[2]).expanduser())
+    path = Path(os.path.abspath(relative_to / Path(location).expanduser())) if location else None
+    home = relative_to if uri.startswith("factory:") else None
+    return RouteSpec(prefix, kind, path, uri, tuple(namespace), tuple((values or {}).items()), home)
 
 
 def parse_route(text: str, cwd: Path | None = None) -> RouteSpec:
-    """``PREFIX=KIND[:LOCATION]`` of the command line; a relative location is relative to ``cwd``."""
+    """``PREFIX=KIND[:LOCATION][#NAMESPACE]`` of the command line; a relative location is relative to ``cwd``.
+
+    A store's namespace is its components with slashes between.
+    """
     prefix, eq, rest = text.partition("=")
     if not eq:
         raise ConfigError(f"--route {text!r}: write it as PREFIX=KIND[:LOCATION], such as /work/=local:~/project")
     kind, _, location = rest.partition(":")
-    return _route(prefix, kind, location or None, cwd or Path.cwd())
+    namespace: list[str] = []
+    if kind == "store" and "#" in location:
+        location, _, fragment = location.partition("#")
+        namespace = fragment.split("/")
+    return _route(prefix, kind, location or None, cwd or Path.cwd(), namespace)
 
 
-def _line_of(text: str, *keys: str) -> int:
+def parse_set(text: str) -> tuple[str, str]:
+    """``NAME=VALUE`` of the command line."""
+    name, eq, value = text.partition("=")
+    if not eq or not name.isidentifier():
+        raise ConfigError(f"--set {text!r}: write it as NAME=VALUE, such as user=alice")
+    return name, value
+
+
+def _line_of(text: str, *keys: str | int) -> int:
     """The line (from 1) where the statement begins that first defines the key path ``keys`` in TOML ``text``.
 
     tomllib tells no lines. The shortest run of lines that parses and has the key ends with the statement that
@@ -183,7 +224,10 @@ def _line_of(text: str, *keys: str) -> int:
         except tomllib.TOMLDecodeError:
             continue
         for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
+            if isinstance(key, int):
+                value = value[key] if isinstance(value, list) and key < len(value) else None
+            else:
+                value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
             return begin
         begin = n + 1
@@ -208,7 +252,7 @@ def load(path: Path) -> Config:
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"{path}: {exc}") from None
 
-    def wrong(message: str, *keys: str) -> ConfigError:
+    def wrong(message: str, *keys: str | int) -> ConfigError:
         return ConfigError(f"{path}:{_line_of(text, *keys)}: {message}")
 
     for key, value in table.items():
@@ -234,18 +278,33 @@ def load(path: Path) -> Config:
             if key not in _ROUTE_KEYS:
                 known = ", ".join(_ROUTE_KEYS)
                 raise wrong(f"unknown key {key!r} in route {prefix!r} (known: {known})", "routes", prefix, key)
-            if not isinstance(value, str):
-                raise wrong(f"{key} must be a string", "routes", prefix, key)
+            must = _not_of_kind(key, value)
+            if must is not None:
+                raise wrong(f"{key} must be {must}", "routes", prefix, key)
         try:
             if "kind" not in body:
                 raise ConfigError(f"route {prefix!r} has no kind")
-            spec = _route(prefix, body["kind"], body.get("location"), path.absolute().parent)
+            place = body.get("location", f"factory:{body['factory']}" if "factory" in body else None)
+            home = path.absolute().parent
+            spec = _route(prefix, body["kind"], place, home, body.get("namespace", ()), body.get("set"))
             if spec.prefix in routes:
                 raise ConfigError(f"route {spec.prefix!r} is there twice")
         except ConfigError as exc:
             raise wrong(str(exc), "routes", prefix) from None
         routes[spec.prefix] = spec
-    return Config(**scalars, routes=tuple(routes.values()), **_policies(table, wrong))
+    config = Config(**scalars, routes=tuple(routes.values()), source=path.absolute(), **_policies(table, wrong))
+    return replace(config, rules=with_tables(config.rules, table, wrong, path.absolute()))
+
+
+def _not_of_kind(key: str, value: Any) -> str | None:
+    """What a route's value must be, None when it is."""
+    if key == "namespace":
+        good = isinstance(value, list) and value and all(isinstance(part, str) for part in value)
+        return None if good else "a list of strings"
+    if key == "set":
+        good = isinstance(value, dict) and all(isinstance(part, str) for part in value.values())
+        return None if good else "a table of strings"
+    return None if isinstance(value, str) else "a string"
 
 
 def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[str, Any]:
@@ -253,6 +312,7 @@ def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[
     return {
         "checkpoints": CheckpointPolicy(**_settings("checkpoints", table, wrong)),
         "audit": AuditPolicy(**_settings("audit", table, wrong)),
+        "rules": RulesSpec(**_settings("rules_options", table, wrong)),
     }
 
 
@@ -281,11 +341,14 @@ def _check_scalar(key: str, value: Any) -> None:
         _choice(key, value, LOG_LEVELS)
 
 
-def complete(config: Config, routes: Iterable[RouteSpec] = (), **overrides: Any) -> Config:
+def complete(
+    config: Config, routes: Iterable[RouteSpec] = (), values: Mapping[str, str] | None = None, **overrides: Any
+) -> Config:
     """``config`` with the command line's ``overrides`` (None: not given) and ``routes`` put over it, and the defaults.
 
-    A missing ``/`` becomes a state route with ``/memories`` and ``/blobs`` in it; a state route without a location
-    lives under the thread's directory. Raises ConfigError for a bad value or two routes on one prefix.
+    A missing ``/`` becomes a state route, with a store at ``/memories/`` and blobs at ``/blobs/`` that all mounts of
+    this user share; a state route without a location lives under the thread's directory. ``values`` are for the
+    namespaces of stores. Raises ConfigError for a bad value or two routes on one prefix.
     """
     given = {key: value for key, value in overrides.items() if value is not None}
     for key, value in given.items():
@@ -298,17 +361,32 @@ def complete(config: Config, routes: Iterable[RouteSpec] = (), **overrides: Any)
             raise ConfigError(f"--route {spec.prefix} is given twice")
         seen.add(spec.prefix)
         table[spec.prefix] = spec
-    furnish: tuple[str, ...] = ()
     if "/" not in table:
         table["/"] = RouteSpec("/", "state", None)
-        furnish = tuple(d for d in ("/memories", "/blobs") if d + "/" not in table)
-    home = thread_home(config.name, config.thread)
-    for prefix, spec in table.items():
-        if spec.kind == "state" and spec.location is None:
-            own = home / "root" if prefix == "/" else home / "routes" / quote(prefix.strip("/"), safe="")
-            table[prefix] = replace(spec, location=own)
+        table.setdefault("/memories/", RouteSpec("/memories/", "store", None))
+        table.setdefault("/blobs/", RouteSpec("/blobs/", "blob", None))
+    table = {prefix: finished(spec, config, values or {}) for prefix, spec in table.items()}
     _check_locations(table.values())
-    return replace(config, routes=tuple(table[p] for p in sorted(table)), furnish=furnish)
+    return replace(config, routes=tuple(table[p] for p in sorted(table)))
+
+
+def finished(spec: RouteSpec, config: Config, values: Mapping[str, str]) -> RouteSpec:
+    """A route with the defaults of its kind filled in."""
+    prefix, home = spec.prefix, thread_home(config.name, config.thread)
+    if spec.kind == "state" and spec.location is None:
+        own = home / "root" if prefix == "/" else home / "routes" / quote(prefix.strip("/"), safe="")
+        return replace(spec, location=own)
+    if spec.kind == "store":
+        known = dict(spec.values) | dict(values)
+        return replace(
+            spec,
+            uri=spec.uri or f"sqlite:{state_home() / 'memories.db'}",
+            namespace=spec.namespace or NAMESPACE,
+            values=tuple(known.items()),
+        )
+    if spec.kind == "blob" and spec.location is None and not spec.uri:
+        return replace(spec, location=state_home() / "blobs")
+    return spec
 
 
 def _check_locations(routes: Iterable[RouteSpec]) -> None:

@@ -27,13 +27,17 @@ from vfsd.backends.local import LocalVolume
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.checkpoints import Checkpoints
-from vfsd.config import Config, ConfigError, RouteSpec, audit_home, check_word, mount_home, thread_home
-from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE
+from vfsd.config import Config, ConfigError, RouteSpec, audit_home, check_word, load, mount_home, thread_home
+from vfsd.core.types import NODE_BITS, ROOT_NODE
 from vfsd.doors import engines, rpc
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
 from vfsd.pastvolume import PastVolume
+from vfsd.remotes import open_remote, place_of
+from vfsd.remotevolume import RemoteVolume
 from vfsd.routes import Route, RouteTable
+from vfsd.rulebook import Rulebook
+from vfsd.rulesconfig import RulesSpec
 from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
@@ -57,6 +61,7 @@ class Daemon:
         self.started = 0.0
         self.checkpoints: Checkpoints
         self.audit: Audit | None = None
+        self.rulebook: Rulebook
         self._engine: engines.Engine | None = None
         self._serving = trio.CancelScope()
         self._leave = trio.Event()
@@ -104,12 +109,11 @@ class Daemon:
         for spec in self.config.routes:
             volume = self._volume(spec, table.next_base(), feed)
             try:
-                table.mount(Route(os.fsencode(spec.prefix), spec.kind, str(spec.location or ""), volume))
+                table.mount(Route(os.fsencode(spec.prefix), spec.kind, place_of(spec), volume))
             except OSError as exc:
                 raise VolumeError(f"route {spec.prefix} has no place in the tree: {exc.strerror}") from None
         system = SystemEntries(table, feed, time.time_ns)
         system.add_host()
-        self._furnish(table)
         owner = (os.geteuid(), os.getegid())
         past = PastVolume(table.next_base(), feed, owner, table.hidden)
         table.add_volume(past)
@@ -118,7 +122,17 @@ class Daemon:
         vfs = Vfs(table, feed, system)
         if self.config.audit.enabled:
             self._watch(vfs, owner)
+        try:
+            self.rulebook = Rulebook(vfs, self.config.rules, self._reread)
+        except ValueError as exc:
+            raise VolumeError(str(exc)) from None
         return vfs
+
+    def _reread(self) -> RulesSpec:
+        """The rules as the configuration file has them now. Raises ConfigError."""
+        if self.config.source is None:
+            raise ConfigError("this mount has no configuration file: start it with vfsd mount --config FILE")
+        return load(self.config.source).rules
 
     def _watch(self, vfs: Vfs, owner: tuple[int, int]) -> None:
         """Record who changes what, and show the record as ``/.vfsd``."""
@@ -153,19 +167,13 @@ class Daemon:
                 return LocalVolume(base, spec.location, feed, read_only=read_only)
             except OSError as exc:
                 raise VolumeError(f"route {spec.prefix}: location {spec.location}: {exc.strerror}") from None
+        if spec.kind in ("store", "blob", "backend"):
+            return open_remote(spec, base, feed, read_only=read_only)
         owner = (os.geteuid(), os.getegid())
         if spec.location is None:
             return TreeVolume(base, MemoryBackend(), feed, time.time_ns, owner=owner, read_only=read_only)
         backend = SqliteBackend(spec.location)
         return StateVolume(base, backend, feed, time.time_ns, owner=owner, read_only=read_only)
-
-    def _furnish(self, table: RouteTable) -> None:
-        """The directories that a tree without configuration has; one that was removed comes back at the next start."""
-        root = table.volumes[0]
-        owner = DAEMON._replace(uid=os.geteuid(), gid=os.getegid())
-        for path in () if self.config.read_only else self.config.furnish:
-            with contextlib.suppress(FileExistsError):
-                root.mkdir(root.root_ino, os.fsencode(path.strip("/")), 0o755, owner)
 
     # -- serving
 
@@ -192,6 +200,7 @@ class Daemon:
             shutdown=self._leave.set,
             version=__version__,
             checkpoints=self.checkpoints,
+            rules=self.rulebook,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals)
@@ -199,9 +208,15 @@ class Daemon:
             await self._maintain_once(vfs)
             await nursery.start(door.serve, registry.socket_path(config.name))
             nursery.start_soon(self._maintain, vfs)
+            for volume in vfs.table.volumes:
+                if isinstance(volume, RemoteVolume):
+                    nursery.start_soon(volume.follow)
             nursery.start_soon(self._leave_when_asked)
+            nursery.start_soon(self.rulebook.warn)
+            # A route that waits brings contents out at each close.
+            fuse = FuseDoor(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
             with self._serving:
-                await self._engine.run(FuseDoor(vfs), self.mountpoint, options, started)
+                await self._engine.run(fuse, self.mountpoint, options, started)
             log.info("unmounted %s", self.mountpoint)
             nursery.cancel_scope.cancel()
 
@@ -221,7 +236,7 @@ class Daemon:
             "thread": self.config.thread,
             "engine": self._engine.name,
             "routes": [
-                {"prefix": os.fsdecode(r.prefix), "kind": r.kind, "location": r.location or None}
+                {"prefix": os.fsdecode(r.prefix), "kind": r.kind, "location": r.location or None} | _problem(r.volume)
                 for r in vfs.table.routes
             ],
             "started": self.started,
@@ -285,3 +300,9 @@ class Daemon:
                 await volume.maintain()
             except OSError as exc:
                 log.warning("maintenance of %s: %s", volume.kind, exc.strerror)
+
+
+def _problem(volume: Any) -> dict[str, str]:
+    """Why a route does not answer for now."""
+    problem = getattr(volume, "problem", None)
+    return {} if problem is None else {"problem": problem}
