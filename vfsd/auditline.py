@@ -82,6 +82,8 @@ class Lines:
         if op == "rename":
             found = self._entry(ino, args[0])
             return _size(found), found, self._entry(args[1], args[2])
+        if op == "link":
+            return None, self.path(ino), None  # afterwards it may be found by its new name
         found = self._attr(args[2] if op == "copy_range" else ino)
         return (None if found is None else found.size), found, None
 
@@ -113,7 +115,7 @@ class Lines:
         if op == "rename":
             return self._renamed(before, ino, args)
         if op == "link":
-            return b'"op":"link",%b,"path2":%b' % (self.path(ino), self._entry_path(args[0], args[1]))
+            return b'"op":"link",%b,"path2":%b' % (before[1], self._entry_path(args[0], args[1]))
         if op == "tmpfile":
             return b'"op":"tmpfile","path":null,"ino":%d,"size":[null,0]' % result[0].ino
         if op == "copy_range":

@@ -45,14 +45,30 @@ def segments(directory: Path, name: str) -> list[Segment]:
     return sorted(found)
 
 
-def lines(directory: Path, name: str) -> Iterator[bytes]:
-    """All whole lines, oldest first, without their line ends."""
+def lines(directory: Path, name: str, end: int) -> Iterator[bytes]:
+    """All whole lines before position ``end``, oldest first, without their line ends."""
+    position, rest = 0, b""
+    while position < end:
+        data, position = read_from(directory, name, position, end)
+        if not data:
+            return
+        *whole, rest = (rest + data).split(b"\n")
+        yield from whole
+
+
+def read_from(directory: Path, name: str, position: int, end: int | None = None) -> tuple[bytes, int]:
+    """Some bytes from ``position`` on, or from the oldest kept, and the position after them; none at the end."""
     for segment in segments(directory, name):
         try:
             with open(segment.path, "rb") as file:
-                yield from (line[:-1] for line in file if line.endswith(b"\n"))
+                first = max(position, segment.start)
+                file.seek(first - segment.start)
+                data = file.read(_BLOCK if end is None else min(_BLOCK, max(0, end - first)))
         except FileNotFoundError:  # dropped since
             continue
+        if data:
+            return data, first + len(data)
+    return b"", position
 
 
 def lines_back(directory: Path, name: str) -> Iterator[bytes]:
