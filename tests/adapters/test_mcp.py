@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tool_server import serving
 from worlds import Mount
 
+from agenttools.cli import _parser
 from agenttools.client import Client
 from agenttools.mcp import Address, find_token, tool_server
 from agenttools.schema import TOOLS
@@ -59,9 +62,9 @@ async def connected(kind: str, mount: Mount, mode: str = "auto") -> AsyncIterato
             yield client
         return
     with http(mount) as (url, token):
-        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS) as web:
-            async with McpClient(streamable_http_client(url, http_client=web), mode=mode) as client:
-                yield client
+        web = httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS)
+        async with web, McpClient(streamable_http_client(url, http_client=web), mode=mode) as client:
+            yield client
 
 
 @contextlib.asynccontextmanager
@@ -203,9 +206,9 @@ async def test_a_client_must_have_the_token(mount: Mount, tmp_path: Path) -> Non
             # A web page that has made a name of its own point here (DNS rebinding).
             assert (await web.post(url, json=ask, headers=right | {"Host": "evil.example"})).status_code == 421
             assert (await web.post(url, json=ask, headers=right | {"Origin": "http://evil.example"})).status_code == 403
-            async with httpx2.AsyncClient(headers=right, timeout=SECONDS) as with_token:
-                async with McpClient(streamable_http_client(url, http_client=with_token)) as client:
-                    assert len((await client.list_tools()).tools) == 8
+            web.headers.update(right)
+            async with McpClient(streamable_http_client(url, http_client=web)) as client:
+                assert len((await client.list_tools()).tools) == 8
     assert find_token(str(file)) == (token, False)
 
 
@@ -345,3 +348,19 @@ def test_without_the_sdk() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 1 and done.stderr.startswith("agenttools: agenttools.mcp needs the MCP SDK, 2 or later")
     assert done.stderr.endswith("pip install 'vfsd[mcp]'\n")
+
+
+def test_the_configurations_of_the_documentation() -> None:
+    """Each example can be read, and its command is one."""
+    page = (Path(__file__).resolve().parents[2] / "docs/mcp.md").read_text()
+    found = 0
+    for kind, block in re.findall(r"^```(json|toml)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        config = json.loads(block) if kind == "json" else tomllib.loads(block)
+        (servers,) = config.values()
+        entry = servers["vfsd"]
+        if "url" in entry:
+            continue
+        command = entry["command"] if isinstance(entry["command"], list) else [entry["command"], *entry["args"]]
+        assert command[0] == "agenttools" and _parser().parse_args(command[1:]).tool == "mcp"
+        found += 1
+    assert found == 6
