@@ -196,6 +196,38 @@ def test_a_second_route_that_fails_takes_the_first_back(tmp_path: Path, monkeypa
     mount.close()
 
 
+def test_a_second_route_that_fails_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = Mount(tmp_path, ("/", "/work/"))
+
+    async def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mount.volumes["/work/"].store, "checkpoint", full)
+    assert refused(mount.checkpoints.create, "", ME).errno == errno.ENOSPC
+    assert mount.checkpoints.all() == mount.root.store.checkpoints() == []
+    mount.close()
+
+
+def test_a_restore_takes_no_route_away(tmp_path: Path) -> None:
+    mount = Mount(tmp_path)
+    name = create(mount)
+    mount.close()
+    mount = Mount(tmp_path, ("/",), ("/deep/ram/",))
+    mount.write("/a")
+    state = mount.state()
+    error = refused(mount.checkpoints.restore, name, ME)
+    assert (error.errno, error.strerror) == (
+        errno.EBUSY,
+        "the directory in which route 'ram' stands was not there then: mount without it",
+    )
+    assert mount.state() == state
+    mount.close()
+    mount = Mount(tmp_path)
+    run(mount.checkpoints.restore, name, ME)
+    assert mount.state() == {}
+    mount.close()
+
+
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     mount = Mount(tmp_path, ("/",), ("/ram/",))
     made = run(mount.checkpoints.create, "", ME)

@@ -17,28 +17,23 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
-from vfsd.backends import history
-from vfsd.backends.history import NOW, Past
-from vfsd.backends.sqlite import SqliteBackend
+from vfsd.backends.history import NOW
 from vfsd.config import CheckpointPolicy
-from vfsd.core.changes import Change, Put
+from vfsd.core.changes import Change, Drop, Put
 from vfsd.core.types import DAEMON, NODE_MASK, Caller
-from vfsd.difference import Compare, Difference, without_stubs
 from vfsd.fork import fork_volume
 from vfsd.marks import LABEL_MAX, Mark, check_label, find, why_excluded
 from vfsd.pastslots import Part
 from vfsd.pastvolume import PastVolume
 from vfsd.routes import RouteTable
+from vfsd.spans import Span, compare, totals
 from vfsd.statevolume import StateVolume
 
 log = logging.getLogger(__name__)
-
-PATCH_MAX = 4 << 20
-"""Bytes of all the patches of one diff."""
 
 _REMEMBERED = 100
 """Tool calls remembered of one automatic checkpoint, to be told of when it is gone back to."""
@@ -75,7 +70,7 @@ class Checkpoints:
             for r in table.routes
             if r.kind not in ("state", "system")
         ]
-        self._hidden = table.hidden
+        self._table = table
         self._past = past
         self._clock = clock
         self._home = home
@@ -100,7 +95,10 @@ class Checkpoints:
                     found.setdefault(c.id, Mark(c.id, c.label, c.cause, c.time_ns)).parts.append(part)
         for mark in sorted(found.values(), key=lambda m: m.time_ns):
             self._marks[mark.id] = mark
-            self._past.show(mark.id.encode(), mark.time_ns, mark.parts, DAEMON)
+            try:
+                self._past.show(mark.id.encode(), mark.time_ns, mark.parts, DAEMON)
+            except OSError as error:
+                log.warning("checkpoint %s is not in /.checkpoints: %s", mark.id, error.strerror)
 
     def all(self) -> list[Mark]:
         """Oldest first."""
@@ -208,12 +206,12 @@ class Checkpoints:
     async def show(self, ref: str) -> dict[str, Any]:
         """A checkpoint with what was in it: files, directories, and the sum of the files' sizes."""
         mark = self.find(ref)
-        totals = [0, 0, 0]
+        sums = [0, 0, 0]
         async with self._being_read(ref):
             for part in mark.parts:
-                counts = await trio.to_thread.run_sync(_totals, part)
-                totals = [a + b for a, b in zip(totals, counts, strict=True)]
-        files, directories, size = totals
+                counts = await trio.to_thread.run_sync(totals, part)
+                sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        files, directories, size = sums
         return mark.plain() | {
             "files": files,
             "directories": directories,
@@ -228,8 +226,8 @@ class Checkpoints:
         complete = True
         async with self._being_read(a) as then, self._being_read(b) as now:
             for prefix in sorted(then.keys() & now.keys()):
-                span = _Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
-                found, whole = await trio.to_thread.run_sync(_compare, span, patch)
+                span = Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
+                found, whole = await trio.to_thread.run_sync(compare, span, patch)
                 complete = complete and whole
                 changes += [d.plain(prefix) for d in found]
                 patches += [d.patch for d in found]
@@ -242,7 +240,10 @@ class Checkpoints:
         """Directories of the route that are there for a command's view only: (parent node, name)."""
         base = self._volumes[prefix].base
         return [
-            (ino & NODE_MASK, name) for ino, names in self._hidden.items() if ino & ~NODE_MASK == base for name in names
+            (ino & NODE_MASK, name)
+            for ino, names in self._table.hidden.items()
+            if ino & ~NODE_MASK == base
+            for name in names
         ]
 
     async def fork(self, ref: str, thread: str) -> dict[str, Any]:
@@ -327,6 +328,8 @@ class Checkpoints:
                     await stack.enter_async_context(volume.store.busy)
                 # Nothing waits from here on, so that what the new checkpoint has is exactly what the restore changes.
                 plans = {p.prefix: _plan(p.prefix, self._volumes[p.prefix], p.epoch) for p in mark.parts}
+                for prefix, plan in plans.items():
+                    self._refuse_to_lose_a_route(prefix, plan)
                 total = sum(map(len, plans.values()))
                 if not total or (cause == "undo" and not any(map(self._matters, plans, plans.values()))):
                     return 0, None
@@ -340,6 +343,20 @@ class Checkpoints:
         self._admit(before, caller)
         self._commits = self._count()
         return total, before
+
+    def _refuse_to_lose_a_route(self, prefix: bytes, plan: Sequence[Change]) -> None:
+        """EBUSY when a directory in which another route stands would go, as rmdir(2) has it for a mountpoint."""
+        base = self._volumes[prefix].base
+        for c in plan:
+            if type(c) is Drop or (type(c) is Put and not c.nlink):
+                laid = self._table.overlays.get(base | c.node, {})
+                name = next((name for name, entry in laid.items() if not entry.weak), None)
+                if name is not None:
+                    route = name.decode(errors="replace")
+                    raise OSError(
+                        errno.EBUSY,
+                        f"the directory in which route {route!r} stands was not there then: mount without it",
+                    )
 
     def _matters(self, prefix: bytes, plan: Sequence[Change]) -> bool:
         """False when only times would change, as those of a directory in which a file came and went."""
@@ -456,15 +473,6 @@ class Checkpoints:
         return {"before": before, "after": sum(volume.store.disk_used() for volume in self._volumes.values())}
 
 
-class _Span(NamedTuple):
-    """One volume at two moments; ``stubs`` are no difference."""
-
-    store: SqliteBackend
-    then: int
-    now: int
-    stubs: list[tuple[int, bytes]]
-
-
 def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
     try:
         return volume.plan_restore(epoch)
@@ -475,24 +483,3 @@ def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
         raise OSError(
             errno.EBUSY, f"{path} is open for writing and would change: close it first; nothing was changed"
         ) from None
-
-
-def _totals(part: Part) -> tuple[int, int, int]:
-    db = part.store.connect_past()
-    try:
-        return Past(db, part.epoch).totals()
-    finally:
-        db.close()
-
-
-def _compare(span: _Span, patch: bool) -> tuple[list[Difference], bool]:
-    """Runs in a thread."""
-    db = span.store.connect_past()
-    try:
-        then, now = Past(db, span.then), Past(db, span.now)
-        compare = Compare(then, now, span.store.read_extents)
-        found = compare.differences(history.touched(db, min(span.then, span.now), max(span.then, span.now)))
-        found = without_stubs(found, then, now, span.stubs)
-        return found, compare.add_patches(found, PATCH_MAX) if patch else True
-    finally:
-        db.close()

@@ -1,0 +1,47 @@
+"""What is read of the past in a thread: how much a checkpoint holds, and what differs between two.
+
+Each reading has a connection of its own, on which all is of one moment; the caller sees to it that the checkpoints stay.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vfsd.backends import history
+from vfsd.backends.history import Past
+from vfsd.backends.sqlite import SqliteBackend
+from vfsd.difference import Compare, Difference, without_stubs
+from vfsd.pastslots import Part
+
+PATCH_MAX = 4 << 20
+"""Bytes of all the patches of one diff."""
+
+
+class Span(NamedTuple):
+    """One volume at two moments; ``stubs`` are no difference."""
+
+    store: SqliteBackend
+    then: int
+    now: int
+    stubs: list[tuple[int, bytes]]
+
+
+def totals(part: Part) -> tuple[int, int, int]:
+    db = part.store.connect_past()
+    try:
+        return Past(db, part.epoch).totals()
+    finally:
+        db.close()
+
+
+def compare(span: Span, patch: bool) -> tuple[list[Difference], bool]:
+    """Runs in a thread."""
+    db = span.store.connect_past()
+    try:
+        then, now = Past(db, span.then), Past(db, span.now)
+        comparison = Compare(then, now, span.store.read_extents)
+        found = comparison.differences(history.touched(db, min(span.then, span.now), max(span.then, span.now)))
+        found = without_stubs(found, then, now, span.stubs)
+        return found, comparison.add_patches(found, PATCH_MAX) if patch else True
+    finally:
+        db.close()
