@@ -239,12 +239,8 @@ class Checkpoints:
     def _stubs(self, prefix: bytes) -> list[tuple[int, bytes]]:
         """Directories of the route that are there for a command's view only: (parent node, name)."""
         base = self._volumes[prefix].base
-        return [
-            (ino & NODE_MASK, name)
-            for ino, names in self._table.hidden.items()
-            if ino & ~NODE_MASK == base
-            for name in names
-        ]
+        hidden = [(ino & NODE_MASK, names) for ino, names in self._table.hidden.items() if ino & ~NODE_MASK == base]
+        return [(node, name) for node, names in hidden for name in names]
 
     async def fork(self, ref: str, thread: str) -> dict[str, Any]:
         """Make a new thread's state volumes of a checkpoint. EEXIST when the thread is there already."""
@@ -352,11 +348,8 @@ class Checkpoints:
                 laid = self._table.overlays.get(base | c.node, {})
                 name = next((name for name, entry in laid.items() if not entry.weak), None)
                 if name is not None:
-                    route = name.decode(errors="replace")
-                    raise OSError(
-                        errno.EBUSY,
-                        f"the directory in which route {route!r} stands was not there then: mount without it",
-                    )
+                    where = f"the directory in which route {name.decode(errors='replace')!r} stands"
+                    raise OSError(errno.EBUSY, f"{where} was not there then: mount without it")
 
     def _matters(self, prefix: bytes, plan: Sequence[Change]) -> bool:
         """False when only times would change, as those of a directory in which a file came and went."""

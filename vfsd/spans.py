@@ -1,6 +1,7 @@
 """What is read of the past in a thread: how much a checkpoint holds, and what differs between two.
 
-Each reading has a connection of its own, on which all is of one moment; the caller sees to it that the checkpoints stay.
+Each reading has a connection of its own, on which all is of one moment; that the checkpoints stay meanwhile is
+the caller's business.
 """
 
 from __future__ import annotations
