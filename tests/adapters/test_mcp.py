@@ -23,6 +23,7 @@ pytest.importorskip("mcp")
 import httpx2
 from mcp import Client as McpClient
 from mcp import StdioServerParameters
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from tool_server import serving
 from worlds import Mount
@@ -58,7 +59,7 @@ async def connected(kind: str, mount: Mount, mode: str = "auto") -> AsyncIterato
     if kind == "stdio":
         command = [*SERVER, "--socket", mount.socket, "mcp"]
         server = StdioServerParameters(command=command[0], args=command[1:], env=dict(os.environ))
-        async with McpClient(server, mode=mode) as client:
+        async with McpClient(stdio_client(server), mode=mode) as client:
             yield client
         return
     with http(mount) as (url, token):
