@@ -23,6 +23,7 @@ from vfsd import (
     commands_archive,
     commands_audit,
     commands_checkpoint,
+    commands_routes,
     commands_rules,
     config,
     mountpoint,
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands_checkpoint.add(commands)
     commands_archive.add(commands)
+    commands_routes.add(commands)
     commands_audit.add(commands)
     commands_rules.add(commands)
     return parser
@@ -324,7 +326,7 @@ def _state(entry: dict[str, Any]) -> dict[str, Any]:
         reply = ask(entry["socket"], "status", STATUS_SECONDS)
     except OSError as exc:
         return row | {"state": f"does not answer ({exc.strerror or exc})", "fix": f"see {entry['log']}"}
-    return row | {"state": "running", "counters": reply["counters"]}
+    return row | {"state": "running", "counters": reply["counters"], "routes": reply["routes"]}
 
 
 # -- check, doctor, run

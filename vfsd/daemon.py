@@ -29,12 +29,12 @@ from vfsd.backends.sqlite import SqliteBackend
 from vfsd.checkpoints import Checkpoints
 from vfsd.config import Config, ConfigError, RouteSpec, audit_home, check_word, load, mount_home, thread_home
 from vfsd.core.types import NODE_BITS, ROOT_NODE
-from vfsd.doors import engines, rpc
+from vfsd.doors import engines, rpc, rpcroutes
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
+from vfsd.liveroutes import LiveRoutes
 from vfsd.pastvolume import PastVolume
 from vfsd.remotes import open_remote, place_of
-from vfsd.remotevolume import RemoteVolume
 from vfsd.routes import Route, RouteTable
 from vfsd.rulebook import Rulebook
 from vfsd.rulesconfig import RulesSpec
@@ -202,15 +202,16 @@ class Daemon:
             checkpoints=self.checkpoints,
             rules=self.rulebook,
         )
+        live = LiveRoutes(config, vfs.table, vfs.feed, self._volume)
+        live.changed = lambda: registry.record(self.entry(vfs))
+        rpcroutes.serve(live)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals)
             # So that from the beginning ``vfsd check`` finds a whole tree in the database of a mounted volume.
             await self._maintain_once(vfs)
             await nursery.start(door.serve, registry.socket_path(config.name))
             nursery.start_soon(self._maintain, vfs)
-            for volume in vfs.table.volumes:
-                if isinstance(volume, RemoteVolume):
-                    nursery.start_soon(volume.follow)
+            await nursery.start(live.follow)
             nursery.start_soon(self._leave_when_asked)
             nursery.start_soon(self.rulebook.warn)
             # A route that waits brings contents out at each close.

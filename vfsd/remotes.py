@@ -14,8 +14,8 @@ from typing import Any
 from vfsd.backends import items
 from vfsd.backends.blob import BlobDirectory
 from vfsd.backends.foreign import ForeignRemote
-from vfsd.backends.remote import Expect, Found, Meta, Moved, News, Remote, RemoteError, Source
-from vfsd.backends.storesql import open_store, shown
+from vfsd.backends.remote import Expect, Found, Meta, Moved, News, Remote, RemoteError, Source, shown
+from vfsd.backends.storesql import open_store
 from vfsd.config import RouteSpec, state_home
 from vfsd.core.types import StatFs
 from vfsd.feed import Feed

@@ -21,7 +21,7 @@ import trio
 import xxhash
 
 from vfsd.backends.memory import MemoryBackend
-from vfsd.backends.remote import ERRNOS, Found, Meta, Remote, RemoteError, split
+from vfsd.backends.remote import ERRNOS, Found, Meta, Remote, RemoteError, shown, split
 from vfsd.core import plans
 from vfsd.core.changes import Change, Drop, Put, Write, Xattr, Zero
 from vfsd.core.plans import fail
@@ -165,7 +165,7 @@ class RemoteTree(TreeVolume):
 
     def _failed(self, reason: str) -> None:
         if reason != self.problem:
-            log.warning("route %s (%s %s): %s", self.label, self.kind, self.remote.location, reason)
+            log.warning("route %s (%s %s): %s", self.label, self.kind, shown(self.remote.location), reason)
         self.problem = reason
 
     async def follow(self) -> None:

@@ -89,6 +89,16 @@ class RouteTable:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(route.prefix))
         self.overlay(at, parts[-1], route.volume.root_ino)
 
+    def unmount(self, route: Route) -> tuple[int, bytes]:
+        """Take a route's root out of the tree; where it stood. Its volume keeps its number."""
+        parent, name = self.mounted_at.pop(route.volume.root_ino)
+        del self.overlays[parent][name]
+        if not self.overlays[parent]:
+            del self.overlays[parent]
+        self.volumes[parent >> NODE_BITS].forget(parent, 1)
+        self.routes.remove(route)
+        return parent, name
+
     def _enter(self, parent: int, name: bytes) -> int:
         laid = self.overlays.get(parent, {}).get(name)
         if laid is not None and not laid.weak:

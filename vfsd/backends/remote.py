@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import xxhash
 
 from vfsd.core.types import StatFs
+
+_PASSWORD = re.compile(r"(//[^/:@]*):[^/@]*@")
 
 ERRNOS = frozenset(
     (
@@ -207,3 +210,8 @@ def check_path(path: bytes) -> None:
             raise fail(errno.EINVAL)
         if len(part) > 255:
             raise fail(errno.ENAMETOOLONG)
+
+
+def shown(location: str) -> str:
+    """A location without its password."""
+    return _PASSWORD.sub(r"\1:***@", location)

@@ -18,7 +18,7 @@ import xxhash
 
 from vfsd.backends import items
 from vfsd.backends.factory import build
-from vfsd.backends.remote import ABSENT, ANY, Expect, Found, Meta, Moved, News, RemoteError, Source, fail
+from vfsd.backends.remote import ABSENT, ANY, Expect, Found, Meta, Moved, News, RemoteError, Source, fail, shown
 from vfsd.core.types import StatFs
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,9 @@ class StoreRemote:
     def _say_odd(self, key: object, why: str) -> None:
         if key not in self._odd:
             self._odd.add(key)
-            log.warning("store %s, namespace %s: item %r is not shown: %s", self.location, self.namespace, key, why)
+            log.warning(
+                "store %s, namespace %s: item %r is not shown: %s", shown(self.location), self.namespace, key, why
+            )
 
     def get(self, path: bytes) -> Found:
         key = items.key_of(path) if path != b"/" else "/"

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -22,11 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vfsd.backends import items
-from vfsd.backends.remote import ABSENT, ANY, Expect, Found, Moved, News, RemoteError, fail
+from vfsd.backends.remote import ABSENT, ANY, Expect, Found, Moved, News, RemoteError, fail, shown
 from vfsd.backends.store import StoreRemote
 
 _ASIDE = "!moving "
-_PASSWORD = re.compile(r"(//[^/:@]*):[^/@]*@")
 
 WAIT_SECONDS = 5.0
 """How long a connection, or a lock of another writer, is waited for."""
@@ -451,8 +449,3 @@ def open_store(location: str, namespace: tuple[str, ...], owner: tuple[int, int]
         f"unknown store {shown(location)!r}: use sqlite:PATH, postgresql://USER@HOST/DATABASE, memory: or"
         " factory:MODULE:FUNCTION"
     )
-
-
-def shown(location: str) -> str:
-    """A location without its password."""
-    return _PASSWORD.sub(r"\1:***@", location)

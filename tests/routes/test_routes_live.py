@@ -1,0 +1,105 @@
+"""Routes added and removed while mounted, broken ones, nested ones, and searches above them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import World, wait_until
+
+from agenttools import tools
+from agenttools.client import Client
+
+pytestmark = pytest.mark.mount
+
+
+def test_added_and_removed_while_mounted(world: World, tmp_path: Path) -> None:
+    m = world.mount()
+    assert not (m / "late").exists()
+    store = f"sqlite:{tmp_path}/s.db"
+    assert "/late/ store" in world.vfsd("route", "add", f"/late/=store:{store}", "--name", "one").stdout
+    (m / "late" / "f").write_text("kept\n")
+    assert os.listdir(m) == ["late"]
+    assert "/late/ store sqlite:" in world.vfsd("route", "list", "--name", "one").stdout
+    with Client(socket=world.socket()) as client:
+        assert tools.read(client, "/late/f").content == "kept\n"
+        world.vfsd("route", "add", f"/late/=store:{store}", "--name", "one", code=1)
+        with open(m / "late" / "f"):
+            assert "open" in world.vfsd("route", "remove", "/late", "--name", "one", code=1).stderr
+        world.vfsd("route", "remove", "/late", "--name", "one")
+        assert not (m / "late").exists()
+        assert os.listdir(m) == []
+        assert tools.read(client, "/late/f").error
+    world.vfsd("route", "add", f"/back/=store:{store}", "--name", "one")
+    assert (m / "back" / "f").read_text() == "kept\n"
+    world.umount()
+
+
+def test_nested_routes_and_searches_from_above(world: World, tmp_path: Path) -> None:
+    m = world.mount(
+        f"/mem/=store:sqlite:{tmp_path}/a.db",
+        f"/mem/projects/=store:sqlite:{tmp_path}/b.db#projects",
+        "/deep/er/=memory",
+    )
+    (m / "mem" / "one.md").write_text("deadline one\n")
+    (m / "mem" / "projects" / "two.md").write_text("deadline two\n")
+    assert sorted(os.listdir(m / "mem")) == ["one.md", "projects"]
+    with Client(socket=world.socket()) as client:
+        found = tools.grep(client, "deadline", "/")
+        assert [match.path for match in found.matches or []] == ["/mem/one.md", "/mem/projects/two.md"]
+        assert [e.path for e in tools.glob(client, "*.md", "/mem").matches or []] == [
+            "/mem/one.md", "/mem/projects/two.md",
+        ]  # fmt: skip
+        missing = tools.read(client, "/mem/projects/no.md").error
+        assert missing is not None
+        assert "/mem/projects/no.md" in missing
+    grep = subprocess.run(["grep", "-rl", "deadline", "."], cwd=m, capture_output=True, text=True, check=True)
+    assert sorted(grep.stdout.split()) == ["./mem/one.md", "./mem/projects/two.md"]
+    with pytest.raises(OSError, match="cross-device"):
+        os.rename(m / "mem" / "one.md", m / "mem" / "projects" / "one.md")
+    subprocess.run(["mv", "mem/one.md", "mem/projects/"], cwd=m, check=True)
+    assert (m / "mem" / "projects" / "one.md").read_text() == "deadline one\n"
+
+
+def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    bad = {
+        "/scheme/": ("store:mongodb://x", "unknown store"),
+        "/name/": (f"store:sqlite:{tmp_path}/x.db#a.b", "namespace component 'a.b'"),
+        "/hole/": (f"store:sqlite:{tmp_path}/x.db#" + "{nobody}", "{nobody}"),
+        "/directory/": (f"store:sqlite:{tmp_path}/d", ""),
+        "/down/": (f"store:postgresql://nobody@/none?host={tmp_path}", "connection"),
+        "/module/": ("backend:factory:no_such_module:make", "no_such_module"),
+        "/nonsense/": ("backend:factory:factories:nonsense", "no ls"),
+        "/raises/": ("store:factory:factories:raises", "made to fail"),
+        "/nothing/": ("store:factory:factories:nothing", "NoneType"),
+    }
+    m = world.mount(*(f"{prefix}={text}" for prefix, (text, _) in bad.items()), f"/good/=store:sqlite:{tmp_path}/g.db")
+    for prefix, (_, why) in bad.items():
+        lines = [line for line in world.said.splitlines() if f"route {prefix} " in line]
+        assert len(lines) == 1
+        assert why in lines[0]
+        with pytest.raises(OSError, match="Input/output error"):
+            os.listdir(m / prefix.strip("/"))
+        with pytest.raises(OSError, match="Input/output error"):
+            (m / prefix.strip("/") / "f").write_text("x")
+    (m / "good" / "f").write_text("x")
+    assert (m / "good" / "f").read_text() == "x"
+
+
+def test_a_password_is_not_shown(world: World, tmp_path: Path) -> None:
+    world.mount(f"/m/=store:postgresql://me:secret@/none?host={tmp_path}")
+    told = world.said + world.vfsd("status", "--json").stdout + world.log()
+    assert "secret" not in told
+    assert "me:***@" in told
+
+
+def test_a_blob_put_by_command(world: World, tmp_path: Path) -> None:
+    m = world.mount(f"/blobs/=blob:{tmp_path}/blobs")
+    (tmp_path / "file").write_bytes(b"content" * 1000)
+    path = world.vfsd("blob", "put", str(tmp_path / "file"), "--name", "one").stdout.strip()
+    assert (m / path[1:]).read_bytes() == b"content" * 1000
+    assert world.vfsd("blob", "put", str(tmp_path / "file"), "--name", "one").stdout.strip() == path
+    wait_until(lambda: len(os.listdir(m / "blobs")) == 1)
