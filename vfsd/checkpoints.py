@@ -224,6 +224,7 @@ class Checkpoints:
         changes: list[dict[str, Any]] = []
         patches: list[bytes] = []
         complete = True
+        result: dict[str, Any] = {"a": self.find(a).id, "b": None if b is None else self.find(b).id, "changes": changes}
         async with self._being_read(a) as then, self._being_read(b) as now:
             for prefix in sorted(then.keys() & now.keys()):
                 span = Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
@@ -231,7 +232,6 @@ class Checkpoints:
                 complete = complete and whole
                 changes += [d.plain(prefix) for d in found]
                 patches += [d.patch for d in found]
-        result: dict[str, Any] = {"a": self.find(a).id, "b": None if b is None else self.find(b).id, "changes": changes}
         if patch:
             result |= {"patch": b"".join(patches), "complete": complete}
         return result

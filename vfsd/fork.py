@@ -72,11 +72,21 @@ def _copy(place: Path, store: SqliteBackend, epoch: int) -> None:
                 if s.mode >> 12 == 4:
                     names = [(s.node, name, child) for name, child in past.children(s.node).items()]
                     target.executemany("INSERT INTO dentry VALUES (?,?,?)", names)
-            for node, extents in past.maps(numbers).items():
-                for offset, length, disk, _ in extents:
-                    _copy_bytes(store.data_fd, disk, fd, end, length)
-                    target.execute("INSERT INTO extent VALUES (?,?,?,?,1)", (node, offset, length, end))
+            extents: list[tuple[int, int, int, int]] = []
+            runs: list[tuple[int, int]] = []
+            for node, found in past.maps(numbers).items():
+                for offset, length, disk, _ in found:
+                    extents.append((node, offset, length, end))
                     end += length
+                    if runs and sum(runs[-1]) == disk:
+                        runs[-1] = (runs[-1][0], runs[-1][1] + length)
+                    else:
+                        runs.append((disk, length))
+            target.executemany("INSERT INTO extent VALUES (?,?,?,?,1)", extents)
+            at = end - sum(length for _, length in runs)
+            for disk, length in runs:
+                _copy_bytes(store.data_fd, disk, fd, at, length)
+                at += length
         os.ftruncate(fd, end)
         os.fsync(fd)
         target.execute("COMMIT")
