@@ -125,22 +125,24 @@ def test_a_command_line_is_bounded_and_on_one_line(known: Actors, start) -> None
     assert len(command) == actors.COMMAND_MAX and command.endswith("…") and "\n" not in command
 
 
-def test_a_look_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flags", "threads"), [(0, 2), (0x40, 1)])
+def test_a_look_that_hangs_holds_nobody_up(tmp_path: Path, flags: int, threads: int) -> None:
     """Reading of a process may wait for a lock that is only let go when a request of it is answered."""
     hangs = tmp_path / "77"
-    hangs.mkdir()
-    os.mkfifo(hangs / "stat")
-    for pid in range(100, 110):
+    for pid in (77, *range(100, 110)):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) S 1 0 0 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 0")
-        (tmp_path / str(pid) / "cmdline").write_bytes(b"prog\0arg\0")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) S 1 0 0 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 {threads} 0 0")
+        (tmp_path / str(pid) / "status").write_text(f"Name:\ta\nTgid:\t{pid}\n")
+        if pid != 77:
+            (tmp_path / str(pid) / "cmdline").write_bytes(b"prog\0arg\0")
+    os.mkfifo(hangs / "cmdline")
     known = Actors(time.time_ns, str(tmp_path))
     began = time.monotonic()
     assert who(known, 77) == Actor(77)
     for pid in range(100, 110):
         assert who(known, pid) == Actor(pid)
     assert time.monotonic() - began < 10 * actors.PATIENCE
-    with open(hangs / "stat", "w"):
+    with open(hangs / "cmdline", "w"):
         pass  # what it waited for has come
     deadline = time.monotonic() + 10
     while who(known, 105) != Actor(105, "prog arg"):

@@ -5,9 +5,10 @@ mount namespace, of its session, or of its nearest ancestor that has one (a cont
 may clear its environment. Must not know doors or records.
 
 A process is looked at when its first request is answered, for then it waits for us and is still there; and again when
-what is known of it is old, since it may have started another program. The look is a worker thread's, and is waited for
-PATIENCE seconds at most: the command line of a process can only be read under a lock that another thread of it may
-hold until we answer a request (munmap(2) of pages that are being written back), and the loop must never wait for that.
+what is known of it is old, since it may have started another program. The command line of a process can only be read
+under a lock that another thread of it may hold until we answer a request (munmap(2) of pages that are being written
+back), and the loop must never wait for that. So the loop itself looks only at a process that has one thread and memory
+of its own; all other looks are a worker thread's, and are waited for PATIENCE seconds at most.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 PATIENCE = 0.05
@@ -38,6 +40,12 @@ COMMAND_MAX = 256
 
 _NS_GET_MNTNS_ID = 0x8008B705
 """ioctl(2) of a mount namespace: its number, which is never given out again (Linux 6.11); the inode's is, soon."""
+
+_PF_FORKNOEXEC = 0x40
+"""Flag of a process that has not started a program since its fork: its memory may be its parent's (vfork(2))."""
+
+_KEPT_NS = 1_000_000_000
+"""What was known of a pid counts for so long after it could not be looked at again: then it may be another process."""
 
 _ANCESTOR_NS = 1_000_000_000
 _DEPTH_MAX = 64
@@ -86,6 +94,7 @@ class Actors:
         self._seen: dict[int, _Seen] = {}
         self._sessions: dict[int, Mark] = {}
         self._namespaces: dict[int, Mark] = {}
+        self._placed: dict[tuple[str, int], bool] = {}  # execute and session of it whose sign it is known to be or not
         self._ancestors: dict[int, tuple[Mark | None, int]] = {}
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._told: SimpleQueue[Actor | None] = SimpleQueue()
@@ -102,7 +111,7 @@ class Actors:
             return Actor(pid), now + STALE_NS
         found = self._look(pid)
         now = self._clock()
-        if seen is None:
+        if seen is None or (found is None and now - seen.until > _KEPT_NS):
             seen = _Seen(found or Actor(pid), now + FRESH_NS, FRESH_NS)
             _put(self._seen, pid, seen)
         else:
@@ -113,6 +122,36 @@ class Actors:
         return seen.actor, seen.until
 
     def _look(self, pid: int) -> Actor | None:
+        try:
+            fields = self._stat(pid)
+            if fields[17] == b"1" and not int(fields[6]) & _PF_FORKNOEXEC:
+                found = self._alone(pid, fields)
+                if found is not None:
+                    return found
+        except (OSError, ValueError, IndexError):  # it has ended, or it is hidden from us
+            return None
+        return self._ask(pid)
+
+    def _alone(self, pid: int, fields: list[bytes]) -> Actor | None:
+        """Who a process with one thread is; None when others have to be looked at to tell."""
+        parent, session = int(fields[1]), int(fields[3])
+        mark = self._mark(pid)
+        if mark is not None:
+            if (mark.execute, session) not in self._placed:
+                return None
+        else:
+            if self._namespaces:
+                mark = self._namespaces.get(self._namespace(pid))
+            mark = mark or self._sessions.get(session)
+            if mark is None and parent > 1:
+                known = self._ancestors.get(parent)
+                if known is None or self._clock() >= known[1]:
+                    return None
+                mark = known[0]
+        return Actor(pid, self._command(pid), mark)
+
+    def _ask(self, pid: int) -> Actor | None:
+        """Have the worker thread look."""
         while self._late:
             # The thread is, or was, held up by a look that nobody waits for any more.
             try:
@@ -161,13 +200,6 @@ class Actors:
             for line in self._read(pid, "status", 4096).splitlines():
                 if line.startswith(b"Tgid:"):
                     process = int(line[5:])
-        words = self._read(pid, "cmdline", 4 * COMMAND_MAX).split(b"\0")
-        # As typed, but on one line; what has no command line is in brackets, as ps(1) shows it.
-        command = " ".join(b" ".join(words).decode(errors="replace").split())
-        if not command:
-            command = f"[{self._read(pid, 'comm', 64).decode(errors='replace').strip()}]"
-        if len(command) > COMMAND_MAX:
-            command = command[: COMMAND_MAX - 1] + "…"
         mark = self._mark(pid)
         if mark is None:
             if self._namespaces:
@@ -179,7 +211,16 @@ class Actors:
             namespace = self._namespace(pid)
             if namespace and namespace not in self._namespaces and self._made_for(parent, mark, namespace):
                 _put(self._namespaces, namespace, mark)
-        return Actor(process, command, mark)
+            _put(self._placed, (mark.execute, session), True)
+        return Actor(process, self._command(pid), mark)
+
+    def _command(self, pid: int) -> str:
+        """As typed, but on one line; what has no command line is in brackets, as ps(1) shows it."""
+        words = self._read(pid, "cmdline", 4 * COMMAND_MAX).split(b"\0")
+        command = " ".join(b" ".join(words).decode(errors="replace").split())
+        if not command:
+            command = f"[{self._read(pid, 'comm', 64).decode(errors='replace').strip()}]"
+        return command if len(command) <= COMMAND_MAX else command[: COMMAND_MAX - 1] + "…"
 
     def _namespace(self, pid: int) -> int:
         """The number of its mount namespace, 0 when that can't be told."""
@@ -249,7 +290,7 @@ class Actors:
         return mark
 
 
-def _put(known: dict[int, _T], key: int, value: _T) -> None:
+def _put(known: dict[_K, _T], key: _K, value: _T) -> None:
     if len(known) >= KNOWN_MAX:
         known.clear()
     known[key] = value
