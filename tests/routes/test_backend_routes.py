@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import World, wait_until
+from servers import World, wait_until
 
 from agenttools import tools
 from agenttools.client import Client

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SECONDS, World, free_port, wait_until
+from servers import SECONDS, World, free_port, wait_until
 
 from vfsd.backends import blob as blob_module
 from vfsd.backends.blob import BlobDirectory

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Postgres, World, wait_until
+from servers import Postgres, World, wait_until
 
 from agenttools import tools
 from agenttools.client import Client

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Postgres, World, wait_until
+from servers import Postgres, World, wait_until
 
 pytest.importorskip("deepagents")
 

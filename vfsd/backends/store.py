@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 PAGE = 1000
 """Items asked for at once."""
 
+MOVING = "moving"
+"""Key of the note about a rename; no path, since it does not begin with a slash."""
+
 MAX_SIZE = 64 << 20
 """Bytes in one item: LangGraph carries it as one JSON text."""
 
@@ -64,6 +67,7 @@ class StoreRemote:
             self._store = self._connect()
         # Whether it is a store, and answers.
         self._batch([self._get_op(self.namespace, "/")])
+        self._finish_move()
 
     def _connect(self) -> Any:
         if self.location == "memory:":
@@ -114,7 +118,7 @@ class StoreRemote:
     # -- reading
 
     def scan(self, directory: bytes) -> Iterable[Found]:
-        records = {item.key: item.value for item in self._all(self.side)}
+        records = {item.key: item.value for item in self._all(self.side) if item.key != MOVING}
         found = [f for item in self._all(self.namespace) if (f := self._file(item, records.pop(item.key, None)))]
         lost: list[str] = []
         for key, record in records.items():
@@ -252,14 +256,35 @@ class StoreRemote:
                 self._stamps.pop(path, None)
 
     def move(self, moves: Sequence[Moved]) -> None:
-        """New names first, then the old ones go; what a crash leaves between is two copies (``_recover``)."""
+        """New names first, then the old ones go. What is under way stands in a note, by which ``open`` finishes it."""
         fresh = {move.new for move in moves}
         stale = [move.old for move in moves if move.old not in fresh]
-        for start in range(0, len(moves), PAGE // 4):
-            self._copy(moves[start : start + PAGE // 4] if len(fresh) == len(stale) else moves)
-            if len(fresh) != len(stale):
-                break
+        swaps = len(stale) < len(moves)
+        note = [[items.key_of(m.old), items.key_of(m.new), m.has_content] for m in moves if not swaps]
+        if note:
+            self._batch([self._put_op(self.side, MOVING, {"moves": note})])
+        size = len(moves) if swaps else PAGE // 4
+        for start in range(0, len(moves), size):
+            self._copy(moves[start : start + size])
         self.remove(stale)
+        if note:
+            self._batch([self._put_op(self.side, MOVING, None)])
+
+    def _finish_move(self) -> None:
+        """See a rename through that its daemon did not live to finish."""
+        note = self._batch([self._get_op(self.side, MOVING)])[0]
+        if note is None:
+            return
+        log.warning("store %s, namespace %s: finishing an interrupted rename", shown(self.location), self.namespace)
+        for old, new, _ in note.value["moves"]:
+            ops: list[Any] = []
+            for namespace in (self.namespace, self.side):
+                item = self._batch([self._get_op(namespace, old)])[0]
+                if item is not None:
+                    ops.append(self._put_op(namespace, new, dict(item.value)))
+            self._batch(ops)
+            self._batch([self._put_op(namespace, old, None) for namespace in (self.namespace, self.side)])
+        self._batch([self._put_op(self.side, MOVING, None)])
 
     def _copy(self, moves: Sequence[Moved]) -> None:
         """The items under their new names, in one batch: of an exchange both must be read before either is written."""
