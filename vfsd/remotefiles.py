@@ -386,10 +386,15 @@ class RemoteFiles(RemoteReads):
         if not self._stale_dirs:
             return
         async with self.lane:
+            numbers = set(self._stale_dirs)
             metas = self._dir_metas()
-            if metas:
-                await self._call("keep times of directories", self.remote.keep, metas)
-                self._touch(*(path for path, _ in metas))
+            try:
+                if metas:
+                    await self._call("keep times of directories", self.remote.keep, metas)
+            except OSError:
+                self._stale_dirs |= numbers
+                raise
+            self._touch(*(path for path, _ in metas))
 
     def _dir_metas(self) -> list[tuple[bytes, Meta]]:
         numbers, self._stale_dirs = self._stale_dirs, set()

@@ -108,6 +108,9 @@ class RemoteTree(TreeVolume):
 
         ``wait`` False: a caller that is interrupted need not wait for the answer.
         """
+        if self.problem is not None and self._loaded and self.remote.kind == "store":
+            # Not one after the other into the same time limit, while the round of news finds out when it is back.
+            raise OSError(errno.EIO, f"{self.kind}: {what}: {self.problem}")
         try:
             return await trio.to_thread.run_sync(
                 lambda: function(*args), abandon_on_cancel=not wait, limiter=self._threads
@@ -174,7 +177,7 @@ class RemoteTree(TreeVolume):
             # A remote that takes long to tell is asked less often, so that it has time for other things too.
             began = trio.current_time()
             await self._round_of_news()
-            spent = trio.current_time() - began
+            spent = 0.0 if self.problem is not None else trio.current_time() - began
             await trio.sleep(max(self.remote.poll_seconds, min(3 * spent, 30.0)))
 
     async def _round_of_news(self) -> None:
