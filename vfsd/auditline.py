@@ -251,11 +251,11 @@ class Lines:
             return None
 
     def _entry(self, parent: int, name: bytes) -> Any:
-        tree = self._tree(parent >> NODE_BITS)
-        if tree is not None:
-            directory = tree.nodes.get(parent & NODE_MASK)
-            if directory is not None and directory.children is not None:
-                return directory.children.get(name)
+        try:
+            tree = self._tree(parent >> NODE_BITS)
+            return tree.nodes[parent & NODE_MASK].children.get(name)
+        except (AttributeError, LookupError):  # no tree, or that part of it is not in memory
+            pass
         try:
             return self._volumes[parent >> NODE_BITS].peek(parent, name)
         except OSError:
