@@ -328,6 +328,7 @@ def test_too_many_negative_names_means_any() -> None:
 
 def test_errors_that_are_not_ours_to_give_become_eio(caplog: Any) -> None:
     assert errno_of(OSError(errno.ENOSPC, "full"), "a test") == errno.ENOSPC
+    assert errno_of(OSError(errno.EMFILE, "ours"), "a test") == errno.ENFILE
     assert caplog.text == ""
     for exc in (ValueError("oops"), OSError("no number"), OSError(5000, "too large a number")):
         assert errno_of(exc, "a test") == errno.EIO

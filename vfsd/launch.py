@@ -134,14 +134,24 @@ def _log_to(handler: logging.Handler, config: Config) -> None:
     root.setLevel(config.log_level.upper())
 
 
+def _allow_many_descriptors() -> None:
+    """A local route holds a descriptor for each file that any program has open, so the limit of one is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = int(Path("/proc/sys/fs/nr_open").read_text())
+    for limit in (most, hard):
+        if soft < limit:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max(limit, hard)))
+                return
+            except (ValueError, PermissionError):  # only root may go past the hard limit
+                continue
+
+
 def _serve(config: Config, mountpoint: str, ready: Ready) -> str | None:
     """Run the daemon to its end; None when it ended in order, else the sentence that says why it did not."""
     from vfsd.daemon import Daemon
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # A local route holds a descriptor for each open file and cached directory.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _allow_many_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         Daemon(config, mountpoint).run(ready)

@@ -313,6 +313,7 @@ class FuseDoor:
 def errno_of(exc: Exception, what: object) -> int:
     """The errno a failed handler answers with. Anything but an OSError is a fault of ours: logged, and EIO."""
     if isinstance(exc, OSError) and exc.errno is not None and 0 < exc.errno < 512:  # MAX_ERRNO a reply may carry
-        return exc.errno
+        # The caller's own table of files is the kernel's to watch, so it is ours that is full.
+        return errno.ENFILE if exc.errno == errno.EMFILE else exc.errno
     log.error("%s failed", what, exc_info=exc)
     return errno.EIO
