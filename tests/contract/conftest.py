@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from build import KINDS, open_volume
-from waiting import open_remote, store_at
+from servers import Postgres, postgres_server
+from waiting import NAMESPACE, open_remote, store_at
 
+from vfsd.backends.remote import Remote
+from vfsd.backends.store import StoreRemote
+from vfsd.backends.storesql import open_store
 from vfsd.check import check_volume
 from vfsd.feed import Feed
+
+__all__ = ["postgres_server"]
+
+WAITING = ("store", "anystore", "postgres")
+"""Kinds that a RemoteVolume serves."""
 
 
 class Place:
@@ -22,16 +32,29 @@ class Place:
         self.path = path
         self.feed = Feed()
         self.volume: Any = None
+        self.server: Postgres | None = None
+        self._store: Any = None
         self.lasts = kind != "memory"
-        self.ours = kind not in ("local", "store")
+        self.ours = kind not in ("local", *WAITING)
         """Nobody but the volume changes its files, and its numbers outlive it."""
 
     def open(self) -> Any:
-        if self.kind == "store":
-            self.volume = open_remote(store_at(self.path), self.feed)
+        if self.kind in WAITING:
+            self.volume = open_remote(self.remote(), self.feed)
         else:
             self.volume = open_volume(self.kind, self.path, self.feed)
         return self.volume
+
+    def remote(self) -> Remote:
+        """The store of a kind that waits: on SQLite, on PostgreSQL, or any by LangGraph's interface alone."""
+        if self.kind == "postgres":
+            assert self.server is not None
+            return open_store(self.server.uri, NAMESPACE, (os.geteuid(), os.getegid()))
+        if self.kind == "store":
+            return store_at(self.path)
+        remote = StoreRemote("memory:", NAMESPACE, (os.geteuid(), os.getegid()))
+        self._store = remote._store = self._store or remote._connect()
+        return remote
 
     def reopen(self) -> Any:
         self.close()
@@ -43,9 +66,15 @@ class Place:
             self.volume = None
 
 
-@pytest.fixture(params=(*KINDS, "store"))
+@pytest.fixture(params=(*KINDS, *WAITING))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = Place(request.param, tmp_path / "volume")
+    if place.kind == "anystore":
+        pytest.importorskip("langgraph.store.memory")
+    if place.kind == "postgres":
+        place.server = request.getfixturevalue("postgres_server")
+        assert place.server is not None
+        place.server.sql("DROP TABLE IF EXISTS store, store_migrations")
     yield place
     place.close()
     if place.kind == "state" and (place.path / "tree.db").exists():

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import Postgres, World
+from servers import Postgres, World, postgres_server
 
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Postgres]:
-    pytest.importorskip("psycopg")
-    if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
-        pytest.skip("PostgreSQL is not installed: scripts/setup.sh")
-    # Not under pytest's directory: a socket's path is short, and user postgres must get there.
-    home = Path(f"/tmp/vfsd-pg-{os.getpid()}")
-    home.mkdir(mode=0o755)
-    server = None
-    try:
-        server = Postgres(home)
-        yield server
-    finally:
-        if server is not None:
-            with contextlib.suppress(AssertionError):
-                server.stop()
-        shutil.rmtree(home, ignore_errors=True)
+__all__ = ["postgres_server"]
 
 
 @pytest.fixture

@@ -1,17 +1,21 @@
-"""Real stores and servers for the routes that wait, and mounts of them; all on sockets and directories of their own."""
+"""Real servers for routes that wait, and mounts of such routes; all on sockets and directories of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SECONDS = 60.0
 
@@ -81,7 +85,7 @@ class World:
         self.env = os.environ | {
             "XDG_STATE_HOME": str(home / "state"),
             "XDG_RUNTIME_DIR": str(home / "run"),
-            "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2]))),
+            "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent / "routes"), str(Path(__file__).parents[1]))),
         }
         (home / "run").mkdir(mode=0o700)
         self._names: list[str] = []
@@ -130,3 +134,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    pytest.importorskip("psycopg")
+    if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        pytest.skip("PostgreSQL is not installed: scripts/setup.sh")
+    # Not under pytest's directory: a socket's path is short, and user postgres must get there.
+    home = Path(tempfile.mkdtemp(prefix="vfsd-pg-", dir="/tmp"))
+    server = None
+    try:
+        server = Postgres(home)
+        yield server
+    finally:
+        if server is not None:
+            with contextlib.suppress(AssertionError):
+                server.stop()
+        shutil.rmtree(home, ignore_errors=True)
