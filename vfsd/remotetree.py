@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -49,6 +49,22 @@ class Known(NamedTuple):
     digest: int | None
     size: int
     meta: Meta | None
+
+
+class _Etags(Mapping[bytes, Hashable]):
+    """The etags of what was known at one moment; mostly nobody asks, so nothing is made of them beforehand."""
+
+    def __init__(self, known: dict[bytes, Known]) -> None:
+        self._known = known
+
+    def __getitem__(self, path: bytes) -> Hashable:
+        return self._known[path].etag
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class RemoteTree(TreeVolume):
@@ -202,7 +218,7 @@ class RemoteTree(TreeVolume):
         """Take in what others changed since the last time."""
         self._round += 1
         mine, again = self._round, self._again
-        known = {path: k.etag for path, k in self._known.items()}
+        known = _Etags(dict(self._known))
         news = await trio.to_thread.run_sync(
             self.remote.poll, known, again, limiter=self._threads, abandon_on_cancel=True
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -53,6 +55,52 @@ def test_deep_agents_filesystem(world: World, there: Path) -> None:
         assert tools.edit(client, "/b/late.txt", "late", "edited", False).error is None
         assert (there / "late.txt").read_text() == "edited\n"
         assert [hit.path for hit in tools.grep(client, "ours", "/b").matches or []] == ["/b/new/deep/c.txt"]
+
+
+def test_context_hub(world: World, there: Path) -> None:
+    """Against a stand-in of its client that keeps the commit rules: a stale parent is refused, then tried anew."""
+    pytest.importorskip("langsmith")
+    state = there / "hub.json"
+    state.write_text(json.dumps({"n": 1, "files": {"AGENTS.md": "be kind\n", "skills/a.md": "a\n"}}))
+    m = world.mount("/hub/=backend:factory:factories:hub") / "hub"
+    assert sorted(os.listdir(m)) == ["AGENTS.md", "skills"]
+    assert (m / "AGENTS.md").read_text() == "be kind\n"
+    (m / "new.md").write_text("ours\n")
+    theirs = json.loads(state.read_text())
+    assert theirs["files"]["new.md"] == "ours\n"
+    theirs["n"] += 1
+    theirs["files"]["beside.md"] = "theirs\n"
+    state.write_text(json.dumps(theirs))
+    (m / "late.md").write_text("after a conflict\n")
+    files = json.loads(state.read_text())["files"]
+    assert (files["beside.md"], files["late.md"]) == ("theirs\n", "after a conflict\n")
+    wait_until(lambda: (m / "beside.md").read_text() == "theirs\n", 5)
+    (m / "new.md").unlink()
+    assert "new.md" not in json.loads(state.read_text())["files"]
+
+
+def test_a_sandbox(world: World, there: Path) -> None:
+    pytest.importorskip("deepagents")
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    (there / "box").mkdir()
+    (there / "box" / "in.txt").write_text("inside\n")
+    m = world.mount("/box/=backend:factory:factories:sandbox") / "box"
+    assert (m / "in.txt").read_text() == "inside\n"
+    (m / "out").mkdir()
+    (m / "out" / "x.bin").write_bytes(b"\0\xff")
+    assert (there / "box" / "out" / "x.bin").read_bytes() == b"\0\xff"
+    (m / "in.txt").unlink()
+    assert not (there / "box" / "in.txt").exists()
+
+
+def test_a_policy_wrapper(world: World, there: Path) -> None:
+    m = world.mount("/b/=backend:factory:factories:policy") / "b"
+    (m / "open.txt").write_text("fine\n")
+    (m / "secret").mkdir()
+    with pytest.raises(OSError, match="Permission denied"), open(m / "secret" / "x", "w") as file:
+        file.write("x")
+    assert (m / "open.txt").read_text() == "fine\n"
 
 
 def test_a_users_own_class(world: World, there: Path) -> None:
