@@ -21,8 +21,10 @@ from agenttools.link import BaseLink, Waiter, advance
 class AsyncLink(BaseLink):
     """A connection the tasks of one event loop use at once."""
 
-    def __init__(self, path: str, hello: wire.Message, greeted: Callable[[wire.Message], None], loop: Loop) -> None:
-        super().__init__(path, hello, greeted, blocking=False)
+    def __init__(
+        self, path: str, first: list[wire.Message], greeted: Callable[[wire.Message], None], loop: Loop
+    ) -> None:
+        super().__init__(path, first, greeted, blocking=False)
         self._loop = loop
         self._unsent: deque[memoryview] = deque()
         self._queued = 0

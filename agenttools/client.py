@@ -21,7 +21,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -67,7 +67,8 @@ class Client:
 
     ``client`` names the program in the daemon's log. ``timeout``: seconds a sync call waits for its reply
     (TimeoutError, and a mutation may have been done); None waits for ever. Async callers have their own cancel scopes.
-    Nothing is connected before the first call.
+    ``first``: requests made on every new connection before all others, which fail as these do. Nothing is connected
+    before the first call.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Client:
         *,
         client: str = "agenttools",
         timeout: float | None = 300.0,
+        first: Sequence[wire.Message] = (),
     ) -> None:
         if socket is not None:
             self.socket = os.fspath(socket)
@@ -86,6 +88,7 @@ class Client:
             self.socket = os.environ.get("VFSD_SOCKET") or wire.default_socket()
         self._program = client
         self._timeout = timeout
+        self._first = [{"op": "hello", **self._hello_request()}, *first]
         self._hello: wire.Message | None = None
         self._start()
 
@@ -138,7 +141,7 @@ class Client:
             self._start()
         with self._lock:
             if self._link is None or self._link.dead:
-                self._link = Link(self.socket, self._hello_request(), self._greeted, self._timeout)
+                self._link = Link(self.socket, self._first, self._greeted, self._timeout)
             return self._link
 
     def _hello_request(self) -> wire.Message:
@@ -198,7 +201,7 @@ class Client:
             for gone in [other for other in self._async if other.closed]:
                 self._async.pop(gone).close()
             # A connect to a Unix socket is done at once or refused.
-            link = AsyncLink(self.socket, self._hello_request(), self._greeted, loop)
+            link = AsyncLink(self.socket, self._first, self._greeted, loop)
             self._async[loop] = link
             return link
 

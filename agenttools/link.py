@@ -96,7 +96,9 @@ def _name_option(path: str) -> str:
 class BaseLink:
     """What both kinds of link share: numbering, encoding, and what a message from the daemon means."""
 
-    def __init__(self, path: str, hello: wire.Message, greeted: Callable[[wire.Message], None], blocking: bool) -> None:
+    def __init__(
+        self, path: str, first: list[wire.Message], greeted: Callable[[wire.Message], None], blocking: bool
+    ) -> None:
         self.path = path
         self.dead = False
         self.closed = False
@@ -105,12 +107,13 @@ class BaseLink:
         self._decoder = wire.Decoder()
         self._encoder = wire.Encoder()
         self._waiters: dict[int, Waiter] = {}
-        self._number = _HELLO
+        self._number = self._firsts = _HELLO + len(first) - 1
         self._sock = _connect(path, blocking)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wire.SOCKET_BUFFER)
         # A fresh socket's buffer takes this whole; should the daemon be gone already, the first request finds out.
         with contextlib.suppress(OSError):
-            self._sock.sendall(b"".join(self._encoder.encode({"id": _HELLO, "op": "hello", **hello})))
+            for number, message in enumerate(first, _HELLO):
+                self._sock.sendall(b"".join(self._encoder.encode({"id": number, **message})))
 
     def _taken(self, message: wire.Message) -> Waiter | None:
         """Whom ``message`` is for. OSError when it says that the daemon does not want this connection."""
@@ -122,7 +125,7 @@ class BaseLink:
             waiter.reply = message
         elif number == _HELLO and message.get("ok") is True:
             self._greeted(message)
-        elif number in (0, _HELLO):
+        elif isinstance(number, int) and number <= self._firsts and message.get("ok") is not True:
             raise wire.error_of(message)
         return waiter
 
@@ -147,11 +150,11 @@ class Link(BaseLink):
     def __init__(
         self,
         path: str,
-        hello: wire.Message,
+        first: list[wire.Message],
         greeted: Callable[[wire.Message], None],
         timeout: float | None,
     ) -> None:
-        super().__init__(path, hello, greeted, blocking=True)
+        super().__init__(path, first, greeted, blocking=True)
         self._timeout = timeout
         if timeout is not None:
             # Unlike settimeout this costs no poll(2) before each recv(2).

@@ -233,7 +233,13 @@ def error_reply(request_id: int, exc: OSError) -> Message:
     }
     if exc.filename is not None and not isinstance(exc.filename, int):
         reply["path"] = os.fsencode(exc.filename)
+    if getattr(exc, "approval", False):
+        reply["approval"] = True
     return reply
+
+
+class NeedsApproval(PermissionError):
+    """Refused for want of a person's yes; with ``approved`` in the request it goes on."""
 
 
 def error_of(reply: Message) -> OSError:
@@ -243,9 +249,10 @@ def error_of(reply: Message) -> OSError:
         number = errno.EIO
     if type(message) is not str or not message:
         message = os.strerror(number)
+    kind = NeedsApproval if reply.get("approval") is True and number == errno.EACCES else OSError
     if isinstance(path, bytes):
-        return OSError(number, message, os.fsdecode(path))
-    return OSError(number, message)
+        return kind(number, message, os.fsdecode(path))
+    return kind(number, message)
 
 
 def runtime_dir() -> str:

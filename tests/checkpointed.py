@@ -67,7 +67,7 @@ class Mount:
         self.table.add_volume(self.past)
         self.table.overlay(ROOT_NODE, b".checkpoints", self.past.root_ino, hidden=True)
         self.checkpoints = Checkpoints(
-            self.table, self.past, self.policy, time.time_ns, lambda thread: self.home / "threads" / thread
+            self.table, self.past, self.policy, time.time_ns, lambda _, thread: self.home / "threads" / thread
         )
         self.vfs = Vfs(self.table, self.feed, system)
 

@@ -51,8 +51,9 @@ REST_SECONDS = 60.0
 class Checkpoints:
     """The checkpoints of one mount.
 
-    ``home(thread)`` is the directory of a thread's state volumes, raising OSError for a bad name; ``clock`` gives
-    nanoseconds since the epoch. What is left of them in the stores is taken up at once.
+    ``home(name, thread)`` is the directory of a thread's state volumes, of the mount ``name`` or ("") this one, raising
+    OSError for a bad name; ``clock`` gives nanoseconds since the epoch. What is left of them in the stores is taken up
+    at once.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Checkpoints:
         past: PastVolume,
         policy: CheckpointPolicy,
         clock: Callable[[], int],
-        home: Callable[[str], Path],
+        home: Callable[[str, str], Path],
     ) -> None:
         self.policy = policy
         self._volumes: dict[bytes, StateVolume] = {r.prefix: r.volume for r in table.routes if r.kind == "state"}
@@ -242,10 +243,10 @@ class Checkpoints:
         hidden = [(ino & NODE_MASK, names) for ino, names in self._table.hidden.items() if ino & ~NODE_MASK == base]
         return [(node, name) for node, names in hidden for name in names]
 
-    async def fork(self, ref: str, thread: str) -> dict[str, Any]:
+    async def fork(self, ref: str, thread: str, name: str = "") -> dict[str, Any]:
         """Make a new thread's state volumes of a checkpoint. EEXIST when the thread is there already."""
         mark = self.find(ref)
-        home = self._home(thread)
+        home = self._home(name, thread)
         async with self._being_read(ref):
             made = await trio.to_thread.run_sync(fork_volume, home, [(p.prefix, p.store, p.epoch) for p in mark.parts])
         return {

@@ -149,13 +149,14 @@ class Daemon:
         vfs.table.overlay(ROOT_NODE, b".vfsd", shown.root_ino, hidden=True)
         audit.silent.add(base >> NODE_BITS)
 
-    def _thread_home(self, thread: str) -> Path:
+    def _thread_home(self, name: str, thread: str) -> Path:
         """Where the state volumes of another thread live; EINVAL for a name that can't be a thread's, EEXIST."""
+        name = name or self.config.name
         try:
-            home = thread_home(self.config.name, check_word("thread", thread))
+            home = thread_home(check_word("name", name), check_word("thread", thread))
         except ConfigError as exc:
             raise OSError(errno.EINVAL, str(exc)) from None
-        if thread == self.config.thread:
+        if (name, thread) == (self.config.name, self.config.thread):
             raise OSError(errno.EEXIST, f"thread {thread!r} exists already: it is mounted here; nothing was changed")
         return home
 

@@ -61,14 +61,14 @@ class Rulebook:
         log.info("rules reloaded: %d", len(self.spec.rules))
         return {"rules": len(self.spec.rules), "warnings": warnings}
 
-    async def set(self, owner: str, rules: Sequence[Rule], *, hide: bool) -> dict[str, Any]:
+    async def set(self, owner: str, rules: Sequence[Rule], *, hide: bool, waits: bool = True) -> dict[str, Any]:
         """Put ``owner``'s rules in place of those it set before."""
         if owner == CONFIG or not owner or len(owner) > 256:
             raise OSError(errno.EINVAL, f"owner {owner!r}: use a name of your own")
         clients = {name: layer for name, layer in self._clients.items() if name != owner}
         try:
             if rules:
-                clients[owner] = Layer(Policy(rules), hide)
+                clients[owner] = Layer(Policy(rules), hide, waits)
         except RuleError as exc:
             raise OSError(errno.EINVAL, str(exc)) from None
         if len(clients) > OWNERS_MAX:

@@ -47,7 +47,9 @@ Judge = Callable[[str, Caller, int, tuple[Any, ...]], Waits]
 
 
 class Denied(PermissionError):
-    """EACCES with the sentence that names the rule; ``rule`` is its text."""
+    """EACCES with the sentence that names the rule; ``rule`` is its text. ``approval``: a person's yes would do."""
+
+    approval = False
 
     def __init__(self, sentence: str, path: bytes, rule: str) -> None:
         super().__init__(errno.EACCES, sentence, os.fsdecode(path))
@@ -55,10 +57,14 @@ class Denied(PermissionError):
 
 
 class Layer(NamedTuple):
-    """The rules of one ``owner`` (the configuration, a client); ``hide``: listings leave out what may not be read."""
+    """The rules of one ``owner`` (the configuration, a client); ``hide``: listings leave out what may not be read.
+
+    ``waits``: what they want approved waits for it; else it is refused, and may come again with a yes.
+    """
 
     policy: Policy
     hide: bool = False
+    waits: bool = True
 
 
 class Guard:
@@ -72,9 +78,12 @@ class Guard:
         self.hooks = Hooks()
         self.quotas: dict[int, Quota] = {}
         self.hiding = False
+        self._brief: set[Rule] = set()
         self._paths: dict[bytes, int] = {}
         self._inos: dict[int, int] = {}
         self._directories: dict[int, bytes] = {}
+        self._quiet: dict[int, bool] = {}
+        self._among: dict[bytes, list[Layer]] = {}
         self._judges = self._table()
         vfs.feed.subscribe(self._committed, shell=False)
 
@@ -87,6 +96,7 @@ class Guard:
         asks = any(policy.concerns(operation, INTERRUPT) for policy in policies for operation in (READ, WRITE))
         self._vfs.waits = asks or bool(hooks)
         self._vfs.guard = self if policies or hooks or quotas else None
+        self._brief = {rule for one in layers.values() if not one.waits for rule in one.policy.rules}
         self.approvals.forget()
         self._forget()
         self._vfs.rules_changed()
@@ -95,12 +105,15 @@ class Guard:
 
     def _forget(self) -> None:
         self._paths.clear()
+        self._among.clear()
         self.moved()
 
-    def moved(self) -> None:
-        """Paths may have changed."""
+    def moved(self, *, directories: bool = True) -> None:
+        """Paths may have changed, those of directories too."""
         self._inos.clear()
-        self._directories.clear()
+        if directories:
+            self._directories.clear()
+            self._quiet.clear()
 
     def _committed(self, commit: Commit) -> None:
         """What a restore or a store's news changes does not pass the funnels."""
@@ -113,7 +126,7 @@ class Guard:
         bits = self._paths.get(path)
         if bits is None:
             bits = 0
-            for layer in self.layers.values():
+            for layer in self._layers_in(path.rpartition(b"/")[0]):
                 read, write = layer.policy.judge(READ, path), layer.policy.judge(WRITE, path)
                 bits = _strictest(bits, read | write << 2 | (_HIDDEN if layer.hide and read == DENY else 0))
             if path.startswith(PAST):
@@ -123,6 +136,27 @@ class Guard:
                 self._paths.clear()
             self._paths[path] = bits
         return bits
+
+    def _layers_in(self, directory: bytes) -> list[Layer]:
+        """The layers with what of their rules can match an entry of the directory."""
+        found = self._among.get(directory)
+        if found is None:
+            layers = [layer._replace(policy=layer.policy.among(directory)) for layer in self.layers.values()]
+            found = [layer for layer in layers if layer.policy.rules]
+            if len(self._among) >= _CACHED:
+                self._among.clear()
+            self._among[directory] = found
+        return found
+
+    def _is_quiet(self, directory: int) -> bool:
+        """Whether no rule says anything of any entry of a directory."""
+        quiet = self._quiet.get(directory)
+        if quiet is None:
+            path = self._directory(directory)
+            quiet = path is not None and not path.startswith(PAST) and not self._layers_in(path)
+            if self._keeps(directory):
+                self._quiet[directory] = quiet
+        return quiet
 
     def _directory(self, ino: int) -> bytes | None:
         """The path of a directory, which has only one; None for one that was removed."""
@@ -135,7 +169,7 @@ class Guard:
 
     def _keeps(self, ino: int) -> bool:
         """Whether paths in the ino's volume change only through us."""
-        if len(self._inos) + len(self._directories) >= _CACHED:
+        if len(self._inos) >= _CACHED or len(self._directories) >= _CACHED:
             self.moved()
         return isinstance(self._volumes[ino >> NODE_BITS], TreeVolume)
 
@@ -176,8 +210,10 @@ class Guard:
         bits = self._inos.get(ino)
         if bits is None:
             bits = 0
-            for path in self.paths_of(ino):
-                bits = _strictest(bits, self.of_path(path))
+            links = self.links_of(ino)
+            if not links or not all(self._is_quiet(parent) for parent, _ in links):
+                for path in self.paths_of(ino):
+                    bits = _strictest(bits, self.of_path(path))
             if self._keeps(ino):
                 self._inos[ino] = bits
         return bits
@@ -223,6 +259,10 @@ class Guard:
         return self._ask(op, caller, tuple(asking), rule) if rule is not None else None
 
     async def _ask(self, op: str, caller: Caller, wants: tuple[Want, ...], rule: Rule) -> None:
+        if caller.approved is False or rule in self._brief:
+            refusal = _denied(wants[0][0], wants[0][1], rule, "a person has to approve it")
+            refusal.approval = True
+            raise refusal
         try:
             await self.approvals.ask(op, wants, str(rule), caller)
         except Refused as exc:
@@ -333,6 +373,8 @@ class Guard:
 
     def _named(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         """A write to the entry that is made or removed."""
+        if self._is_quiet(ino):
+            return None
         path = self.path_in(ino, args[0])
         if path is None or not self.of_path(path) & _WRITES:
             return None
@@ -365,8 +407,11 @@ class Guard:
 
     def _rename(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         name, new_parent, new_name, flags = args[:4]
-        old, new = self.path_in(ino, name), self.path_in(new_parent, new_name)
         source = self._vfs.peek(ino, name)
+        if self._is_quiet(ino) and self._is_quiet(new_parent) and not flags & RENAME_EXCHANGE:
+            if source is not None and not stat.S_ISDIR(source.mode):
+                return None
+        old, new = self.path_in(ino, name), self.path_in(new_parent, new_name)
         if old is None or new is None:
             return None
         moves = [(source, old, new)]

@@ -64,7 +64,10 @@ class Attr(Protocol):
 
 
 class Caller(NamedTuple):
-    """Who asks: credentials, the door used, and for tools the tool's name and call id."""
+    """Who asks: credentials, the door used, and for tools the tool's name and call id.
+
+    ``approved``: what a rule wants a person to approve goes on at once (True), is refused at once (False), or waits.
+    """
 
     uid: int
     gid: int
@@ -72,6 +75,7 @@ class Caller(NamedTuple):
     door: str = "fuse"
     tool: str = ""
     call_id: str = ""
+    approved: bool | None = None
 
 
 DAEMON = Caller(0, 0, 0, "daemon")

@@ -303,6 +303,8 @@ class Connection:
         caller = self._caller
         if "tool" in message or "call_id" in message:
             caller = caller._replace(tool=_text(message, "tool"), call_id=_text(message, "call_id"))
+        if type(message.get("approved")) is bool:
+            caller = caller._replace(approved=message["approved"])
         feed = self._feed
         before = feed.seq
         try:

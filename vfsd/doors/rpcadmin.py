@@ -51,8 +51,13 @@ async def _create(c: Checkpoints, m: Message, caller: Caller) -> Message:
 
 
 async def _list(c: Checkpoints, m: Message, caller: Caller) -> Message:
-    """{} -> {checkpoints: [{id, label, cause, time_ns, path, routes}...], oldest first}"""
-    return {"checkpoints": [mark.plain() for mark in c.all()]}
+    """{label="", newest=0} -> {checkpoints: [{id, label, cause, time_ns, path, routes}...], oldest first}
+
+    Those whose label begins with ``label``; of these only so many of the newest, unless ``newest`` is 0.
+    """
+    label, newest = want(m, "label", str, ""), want(m, "newest", int, 0)
+    marks = [mark for mark in c.all() if mark.label.startswith(label)]
+    return {"checkpoints": [mark.plain() for mark in marks[max(0, len(marks) - newest) if newest > 0 else 0 :]]}
 
 
 async def _show(c: Checkpoints, m: Message, caller: Caller) -> Message:
@@ -80,8 +85,8 @@ async def _restore(c: Checkpoints, m: Message, caller: Caller) -> Message:
 
 
 async def _fork(c: Checkpoints, m: Message, caller: Caller) -> Message:
-    """{ref, thread} -> {id, thread, location, volumes, not_included}"""
-    return await c.fork(want(m, "ref", str), want(m, "thread", str))
+    """{ref, thread, name=""} -> {id, thread, location, volumes, not_included}; ``name``: of its mount, if another"""
+    return await c.fork(want(m, "ref", str), want(m, "thread", str), want(m, "name", str, ""))
 
 
 async def _drop(c: Checkpoints, m: Message, caller: Caller) -> Message:

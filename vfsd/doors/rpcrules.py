@@ -45,10 +45,12 @@ async def rules_reload(s: Session, m: Message, caller: Caller) -> Message:
 
 @op
 async def rules_set(s: Session, m: Message, caller: Caller) -> Message:
-    """{owner: str, rules: [{operations, paths, mode="allow"}...], hide=false} -> {rules: count, warnings}
+    """{owner: str, rules: [{operations, paths, mode="allow"}...], hide=false, waits=true} -> {rules: count, warnings}
 
     The rules of one client, named by itself, for the whole mount, besides those of the configuration: the strictest
     verdict counts. They stay until the owner sets others, none, or the daemon ends. EINVAL and nothing is changed.
+    Without ``waits`` what an interrupt rule matches does not wait for a yes: it is refused, to programs for good, and
+    to tools with ``approval`` in the reply, whereupon they may ask somebody and come again with ``approved``.
     """
     owner, given = want(m, "owner", str), want(m, "rules", list)
     found: list[Rule] = []
@@ -60,7 +62,7 @@ async def rules_set(s: Session, m: Message, caller: Caller) -> Message:
             found.append(check_rule(one.get("operations"), one.get("paths"), one.get("mode", "allow"), origin))
         except RuleError as exc:
             raise OSError(errno.EINVAL, f"rule {number}: {exc}") from None
-    return await _rulebook(s).set(owner, found, hide=want(m, "hide", bool, False))
+    return await _rulebook(s).set(owner, found, hide=want(m, "hide", bool, False), waits=want(m, "waits", bool, True))
 
 
 @op
