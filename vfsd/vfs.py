@@ -114,7 +114,7 @@ class Vfs:
             raise
         finally:
             if op in _MOVING:
-                guard.moved()
+                guard.moved(directories=op == "rename")
         if witness is not None:
             witness.done(before, op, caller, ino, args, result)
         return result

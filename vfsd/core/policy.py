@@ -120,6 +120,21 @@ class Policy:
         if len(self.rules) > RULES_MAX:
             raise RuleError(f"{len(self.rules)} rules: {RULES_MAX} are the most")
         self._compiled = {operation: _Compiled(self.rules, operation) for operation in OPERATIONS}
+        self._anchors = [[_certain(pattern) for pattern in rule.paths] for rule in self.rules]
+        self._among: dict[tuple[Rule, ...], Policy] = {}
+
+    def among(self, directory: bytes | str) -> Policy:
+        """The rules, with the patterns, that can match an entry of the directory: of its entries it says the same."""
+        parts = _parts(directory if isinstance(directory, str) else os.fsdecode(directory))
+        left = []
+        for rule, anchors in zip(self.rules, self._anchors, strict=True):
+            paths = [p for p, at in zip(rule.paths, anchors, strict=True) if _meets(at, parts)]
+            if paths:
+                left.append(rule._replace(paths=tuple(paths)))
+        key = tuple(left)
+        if key not in self._among:
+            self._among[key] = Policy(left)
+        return self._among[key]
 
     def decider(self, operation: str, path: bytes | str) -> Rule | None:
         """The first rule that matches, None when none does."""
@@ -183,6 +198,16 @@ def anchor(pattern: str) -> str:
             break
         safe.append(part)
     return "/" + "/".join(safe)
+
+
+def _certain(pattern: str) -> list[str]:
+    """Names that any path the pattern matches begins with."""
+    return [] if "\\" in pattern else _parts(anchor(pattern))
+
+
+def _meets(fixed: Sequence[str], directory: Sequence[str]) -> bool:
+    """Whether an entry of the directory can begin with, or be, all the ``fixed`` names."""
+    return len(fixed) <= len(directory) + 1 and _begins(directory, fixed[: len(directory)])
 
 
 def blind_spot(pattern: str) -> str | None:
