@@ -13,9 +13,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import trio
 import xxhash
@@ -28,6 +28,7 @@ from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, ROOT_NODE, Caller, StatFs
 from vfsd.feed import Feed
+from vfsd.remoteknown import Etags, Known, scratch_file
 from vfsd.volume import TreeVolume
 
 log = logging.getLogger(__name__)
@@ -40,31 +41,6 @@ CACHE_BYTES = 256 << 20
 """Contents kept of a remote; above it the oldest unused ones go."""
 
 _SLICE_S = 0.002
-
-
-class Known(NamedTuple):
-    """What the remote has at a path: its etag, and of a content the digest (None: not seen yet) and the size."""
-
-    etag: Hashable
-    digest: int | None
-    size: int
-    meta: Meta | None
-
-
-class _Etags(Mapping[bytes, Hashable]):
-    """The etags of what was known at one moment; mostly nobody asks, so nothing is made of them beforehand."""
-
-    def __init__(self, known: dict[bytes, Known]) -> None:
-        self._known = known
-
-    def __getitem__(self, path: bytes) -> Hashable:
-        return self._known[path].etag
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 class RemoteTree(TreeVolume):
@@ -111,7 +87,7 @@ class RemoteTree(TreeVolume):
         self._threads = trio.CapacityLimiter(8)
         # Whole microseconds, as an item's modified_at can hold: else every file would need a record for the rest.
         super().__init__(
-            base, MemoryBackend(_scratch(scratch)), feed, lambda: time.time_ns() // 1000 * 1000, owner=owner
+            base, MemoryBackend(scratch_file(scratch)), feed, lambda: time.time_ns() // 1000 * 1000, owner=owner
         )
         self.kind = remote.kind
         self.cache_seconds = remote.cache_seconds
@@ -218,7 +194,7 @@ class RemoteTree(TreeVolume):
         """Take in what others changed since the last time."""
         self._round += 1
         mine, again = self._round, self._again
-        known = _Etags(dict(self._known))
+        known = Etags(dict(self._known))
         news = await trio.to_thread.run_sync(
             self.remote.poll, known, again, limiter=self._threads, abandon_on_cancel=True
         )
@@ -489,14 +465,3 @@ class RemoteTree(TreeVolume):
             self._apply("remote", [plans.put(node, self._clock(), size=len(data))])
             await self._feed.settled(self._feed.seq)
         self._evict()
-
-
-def _scratch(directory: Path | None) -> int | None:
-    """A file without a name in ``directory``; None where that can't be had."""
-    if directory is None:
-        return None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None

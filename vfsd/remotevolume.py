@@ -20,8 +20,8 @@ from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import NODE_MASK, Caller, SetAttr
 from vfsd.remotefiles import RemoteFiles
+from vfsd.remoteknown import Known
 from vfsd.remotereads import of_put
-from vfsd.remotetree import Known
 from vfsd.volume import TreeVolume
 
 
