@@ -143,5 +143,5 @@ def test_a_connection_cut_in_mid_write(m: Path, postgres: Postgres) -> None:
     stored = postgres.sql("SELECT value->>'content' FROM store WHERE key = '/big'")
     if stored is not None:
         assert len(set(stored[0].split())) == 1
-    (m / "big").write_text("after")
+    wait_until(lambda: (m / "big").write_text("after"))
     assert postgres.sql("SELECT value->>'content' FROM store WHERE key = '/big'")[0] == "after"
