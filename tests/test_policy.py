@@ -209,3 +209,19 @@ def test_deletes_are_judged_as_deep_agents_does(rules: list[tuple[list[str], lis
 
     denying = filesystem._find_delete_deny_patterns(theirs(rules), path, has_descendants=True)
     assert (policy(*rules).below("write", path) is not None) == bool(denying)
+
+
+@given(RULES, PATHS.filter(lambda path: path != "/"), st.sampled_from(OPERATIONS))
+def test_the_rules_of_a_directory_say_the_same_of_its_entries(
+    rules: list[tuple[list[str], list[str], str]], path: str, operation: str
+) -> None:
+    whole = policy(*rules)
+    assert whole.among(path.rpartition("/")[0]).judge(operation, path) == whole.judge(operation, path)
+
+
+def test_a_directory_that_no_rule_speaks_of() -> None:
+    rules = policy((["write"], ["/a/b/**", "/c"], "deny"))
+    assert not rules.among("/x").rules and not rules.among("/a/c").rules
+    assert rules.among("/a/b").rules and rules.among("/").rules[0].paths == ("/c",)
+    assert rules.among("/a").rules[0].paths == ("/a/b/**",)
+    assert policy((["write"], ["/a\\b/*"], "deny")).among("/x").rules

@@ -18,8 +18,9 @@ from vfsd.core.policy import Policy, check_rule
 from vfsd.core.types import Caller
 from vfsd.hooks import Hooks, HookSpec, Mutation
 from vfsd.rulebook import Rulebook
-from vfsd.rules import Denied, Guard, Layer
+from vfsd.rules import Denied, Guard
 from vfsd.rulesconfig import RulesSpec
+from vfsd.verdicts import Layer
 from vfsd.vfs import Vfs
 
 KINDS = ("memory", "state", "local")

@@ -16,8 +16,9 @@ from typing import Any
 from vfsd.approvals import Approvals
 from vfsd.core.policy import MODES, READ, Policy, Rule, RuleError, anchor, blind_spot
 from vfsd.hooks import Hooks, quotas_for
-from vfsd.rules import Guard, Layer
+from vfsd.rules import Guard
 from vfsd.rulesconfig import RulesSpec
+from vfsd.verdicts import Layer
 from vfsd.vfs import Vfs
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from agenttools.client import Client
 from vfsd.approvals import Approvals
 from vfsd.core.policy import Policy, check_rule
 from vfsd.hooks import Hooks
-from vfsd.rules import Guard, Layer
+from vfsd.rules import Guard
+from vfsd.verdicts import Layer
 
 EXAMPLES = int(os.environ.get("VFSD_EXAMPLES", "25")) * 4
 
