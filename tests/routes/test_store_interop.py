@@ -123,6 +123,12 @@ def test_what_an_item_cannot_hold_is_kept_and_never_seen(mounted: Callable[..., 
     assert (st.st_mode & 0o7777, st.st_nlink, os.getxattr(m / "f", "user.k")) == (0o600, 2, b"v\0")
     assert st.st_mtime_ns != 1_234_567_890_123_456_789
     assert os.readlink(m / "l") == "f"
+    os.unlink(m / "g")
+    backend.delete("/f")
+    wait_until(lambda: not (m / "f").exists(), 1.5)
+    wait_until(lambda: backend._store.get(("!vfsd", *NAMESPACE), "/f") is None, 1.5)
+    backend.write("/f", "new")
+    wait_until(lambda: os.stat(m / "f").st_mode & 0o777 == 0o644, 1.5)
     assert os.listdir(m / "void") == ["er"]
 
 

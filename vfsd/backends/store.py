@@ -125,11 +125,17 @@ class StoreRemote:
             alone = self._alone(key, record)
             if alone is not None:
                 found.append(alone)
-            else:
+            elif items.path_of(key) is not None:
                 lost.append(key)
-        with self._lock:
-            self._records.difference_update(filter(None, map(items.path_of, lost)))
+        self._drop_records(lost)
         return found
+
+    def _drop_records(self, keys: Sequence[str]) -> None:
+        """Records of files whose items others have removed: a new file of that name is to have nothing of them."""
+        if keys:
+            self._in_batches([self._put_op(self.side, key, None) for key in keys])
+            with self._lock:
+                self._records.difference_update(filter(None, map(items.path_of, keys)))
 
     def _file(self, item: Any, record: object) -> Found | None:
         """An item as a file, with its record if it has one."""

@@ -108,8 +108,11 @@ class SqlRemote(StoreRemote):
                 side = None if record is None else record.value
                 if item is not None:
                     yield path, self._file(item, side)
-                else:
-                    yield path, None if side is None else self._alone(key, side)
+                    continue
+                found = None if side is None else self._alone(key, side)
+                if side is not None and found is None:
+                    self._drop_records([key])
+                yield path, found
 
     # -- ops as the base class makes them, done by SQL
 
