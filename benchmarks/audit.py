@@ -2,8 +2,8 @@
 
     python -m benchmarks.audit [--rounds 30] [--count 300] [--engine native]
 
-``wall`` is what the program waits, ``daemon`` the processor time of the daemon; of all rounds the lowest twentieth, since
-other work on the machine only ever adds.
+``wall`` is what the program waits, ``daemon`` the processor time of the daemon; of all rounds the lowest twentieth,
+since other work on the machine only ever adds.
 """
 
 from __future__ import annotations
