@@ -52,6 +52,7 @@ def test_all_keys(tmp_path: Path) -> None:
             RouteSpec("/workspace/", "local", tmp_path / "project"),
             RouteSpec("/scratch/", "memory", None),
         ),
+        source=tmp_path / "vfsd.toml",
     )
     assert complete(loaded).routes[0].location == tmp_path / "state/vfsd/work/threads/t1/root"
 

@@ -87,13 +87,20 @@ def test_deep_agents_offload(world: World, tmp_path: Path) -> None:
     pytest.importorskip("deepagents")
     from deepagents.backends import FilesystemBackend
 
+    from agenttools.deepagents import VfsBackend
+
     m = world.mount(f"/blobs/=blob:{tmp_path}/b")
-    backend = FilesystemBackend(root_dir=str(m), virtual_mode=True)
-    data = b"\x89PNG" + bytes(range(256)) * 50
-    path = f"/blobs/{named(data)}"
-    for _ in range(2):
-        assert backend.upload_files([(path, data)])[0].error is None
-    assert backend.download_files([path])[0].content == data
+    for number, backend in enumerate(
+        (FilesystemBackend(root_dir=str(m), virtual_mode=True), VfsBackend(socket=world.socket()))
+    ):
+        data = b"\x89PNG%d" % number + bytes(range(256)) * 50
+        path = f"/blobs/{named(data)}"
+        for _ in range(2):
+            assert backend.upload_files([(path, data)])[0].error is None
+        assert backend.download_files([path])[0].content == data
+    wrong = VfsBackend(socket=world.socket()).upload_files([(f"/blobs/{named(b'x')}", b"y")])[0]
+    assert wrong.error is not None
+    assert len(os.listdir(m / "blobs")) == 2
 
 
 def test_a_crash_leaves_nothing_or_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,6 +198,25 @@ def test_it_is_all_there_at_the_next_mount(mounted: Callable[..., Path], world: 
     assert [(m / "l" / str(i)).read_text() for i in range(30)] == [str(i) for i in range(30)]
     assert [os.stat(m / "d" / str(i)).st_mtime_ns for i in range(30)] == times
     assert os.stat(m / "d").st_mode & 0o777 == 0o750
+
+
+def test_what_was_closed_outlives_a_killed_daemon(mounted: Callable[..., Path], backend: Any, world: World) -> None:
+    m = mounted()
+    for i in range(20):
+        (m / f"f{i}").write_text(str(i))
+    pid = json.loads(world.vfsd("status", "--json").stdout)[0]["pid"]
+    held = open(m / "open", "w")  # noqa: SIM115 (it is to be open when the daemon dies)
+    held.write("never closed")
+    held.flush()
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        held.close()
+    answers = backend.download_files([f"/f{i}" for i in range(20)])
+    assert [a.content for a in answers] == [str(i).encode() for i in range(20)]
+    assert backend.read("/open").error
+    wait_until(lambda: world.vfsd("umount", "one", code=None).returncode == 0)
+    m = mounted("two")
+    assert sorted(os.listdir(m)) == sorted(f"f{i}" for i in range(20))
 
 
 def test_an_agent_on_the_same_tables_made_by_us(tmp_path: Path) -> None:
