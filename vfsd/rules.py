@@ -22,11 +22,12 @@ import trio
 from vfsd.approvals import Approvals, Refused, Want
 from vfsd.core.plans import RENAME_EXCHANGE
 from vfsd.core.policy import DENY, INTERRUPT, READ, WRITE, Rule
-from vfsd.core.types import DAEMON, NODE_BITS, Attr, Caller
+from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK, Attr, Caller
 from vfsd.hooks import Hooks, Quota
 from vfsd.limits import growth, mutation_of
 from vfsd.verdicts import READ_ASK, READ_DENY, READS, WRITE_ASK, WRITE_DENY, WRITES, Layer, Verdicts
 from vfsd.vfs import Vfs
+from vfsd.volume import TreeVolume
 
 TREE_MAX = 20_000
 """Entries below a directory that are judged one by one before it is renamed; with more, a doubt counts as a no."""
@@ -57,6 +58,7 @@ class Guard(Verdicts):
         self.quotas: dict[int, Quota] = {}
         self.hiding = False
         self._brief: set[Rule] = set()
+        self._moving: set[tuple[Any, ...]] = set()
         self._judges = self._table()
 
     def install(self, layers: dict[str, Layer], hooks: Hooks, quotas: dict[int, Quota]) -> None:
@@ -120,6 +122,13 @@ class Guard(Verdicts):
                         waits.close()
                     raise
         return self._hooked(waits, op, caller, ino, args) if self.hooks else waits
+
+    def settled(self, op: str, ino: int, args: tuple[Any, ...]) -> None:
+        """After a rename, link or unlink that was judged, whatever has become of it."""
+        move = (ino, *args[:3])
+        directories = op == "rename" and move in self._moving
+        self._moving.discard(move)
+        self.moved(directories=directories)
 
     async def _hooked(self, waits: Waits, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> None:
         if waits is not None:
@@ -212,7 +221,13 @@ class Guard(Verdicts):
         return self._settle(op, caller, [(WRITE, path)])
 
     def _create(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
-        found = self._vfs.peek(ino, args[0])
+        volume = self._volumes[ino >> NODE_BITS]
+        directory = volume.tree.nodes.get(ino & NODE_MASK) if isinstance(volume, TreeVolume) else None
+        found: Attr | None
+        if directory is not None and directory.children is not None:
+            found = directory.children.get(args[0])
+        else:
+            found = self._vfs.peek(ino, args[0])
         if found is not None:
             return self._open(op, caller, found.ino, (args[2],))
         return self._named(op, caller, ino, args)
@@ -240,6 +255,8 @@ class Guard(Verdicts):
         name, new_parent, new_name, flags = args[:4]
         source = self._vfs.peek(ino, name)
         plain = source is not None and not stat.S_ISDIR(source.mode) and not flags & RENAME_EXCHANGE
+        if not plain or not self._vfs.is_inline(ino):
+            self._moving.add((ino, *args[:3]))
         if plain and self._is_quiet(ino) and self._is_quiet(new_parent):
             return None
         old, new = self.path_in(ino, name), self.path_in(new_parent, new_name)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vfsd.core.changes import NoDentry
 from vfsd.core.policy import ALLOW, DENY, INTERRUPT, READ, WRITE, Policy, Rule
-from vfsd.core.types import NODE_BITS
+from vfsd.core.types import NODE_BITS, NODE_MASK
 from vfsd.feed import Commit
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
@@ -160,6 +160,10 @@ class Verdicts:
         bits = self._inos.get(ino)
         if bits is None:
             bits = 0
+            volume = self._volumes[ino >> NODE_BITS]
+            node = volume.tree.nodes.get(ino & NODE_MASK) if isinstance(volume, TreeVolume) else None
+            if node is not None and node.nlink == 1 and node.parent and self._quiet.get(node.parent.ino):
+                return 0
             links = self.links_of(ino)
             if not links or not all(self._is_quiet(parent) for parent, _ in links):
                 for path in self.paths_of(ino):

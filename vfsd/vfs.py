@@ -114,7 +114,7 @@ class Vfs:
             raise
         finally:
             if op in _MOVING:
-                guard.moved(directories=op == "rename")
+                guard.settled(op, ino, args)
         if witness is not None:
             witness.done(before, op, caller, ino, args, result)
         return result
