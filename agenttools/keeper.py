@@ -1,0 +1,206 @@
+"""The namespaces that confined commands of one tree share: one process tree, so that ``kill $(cat pid)`` in one call
+reaches what an earlier one left in the background, and nothing outside it can be named at all.
+
+Owns the keeper: a shell that is pid 1 of the namespace, shows nothing but the system's programs in its own ``/``, and
+reaps what commands leave behind. Every client that uses the namespaces holds a FIFO open; the keeper ends when none
+does and no other process is left. Clients find one another's keeper by the FIFO in the user's runtime directory,
+under a lock; where there is no such directory each process has a keeper of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import select
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from errno import EOPNOTSUPP
+
+from agenttools import launcher, wire
+
+_KEEP = "echo; exec >/dev/null; while cat; set -- /proc/[0-9]*; test $# -gt 1; do sleep 1; done"
+"""cat ends when no client holds the FIFO. A shell that waits for a program reaps every other child it has, too."""
+
+_GET_USER_NAMESPACE = 0xB701
+"""linux/nsfs.h NS_GET_USERNS: the user namespace that owns another namespace."""
+
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
+class KeeperFailed(OSError):
+    """The namespaces cannot be made here; ``strerror`` is what bubblewrap said."""
+
+
+class Spaces:
+    """The shared namespaces, held for as long as this object is. ``fds`` are for bubblewrap, with ``options``."""
+
+    def __init__(self, hold: int, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+        self._hold, self._process = hold, process
+        self.fds: list[int] = []
+        self.options: list[str] = []
+        try:
+            pids = self._open(f"/proc/{pid}/ns/pid")
+            if not privileged():
+                outer = fcntl.ioctl(pids, _GET_USER_NAMESPACE)
+                self.fds.append(outer)
+                self.options += ["--userns", str(outer)]
+                inner = self._open(f"/proc/{pid}/ns/user")
+                if os.stat(inner).st_ino != os.stat(outer).st_ino:
+                    # bubblewrap needs uid 0 for what it mounts, and the command is to have the caller's
+                    self.options += ["--userns2", str(inner)]
+            self.options += ["--pidns", str(pids)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: str) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fds.append(fd)
+        return fd
+
+    def alive(self) -> bool:
+        """Whether the keeper still reads."""
+        poller = select.poll()
+        poller.register(self._hold, 0)
+        return not poller.poll(0)  # POLLERR, which is not asked for, when nobody does
+
+    def close(self) -> None:
+        """Let go; the keeper ends when others do not hold it either."""
+        for fd in (self._hold, *self.fds):
+            os.close(fd)
+        self._hold, self.fds = -1, []
+        # It is not waited for: commands in the background may need it for long.
+        if self._process is not None and self._process.poll() is None:
+            self._process.returncode = 0
+
+
+_lock = threading.Lock()
+_held: dict[str, Spaces] = {}
+
+
+def privileged() -> bool:
+    """Whether namespaces need no user namespace here: root, with CAP_SYS_ADMIN (21), as bubblewrap takes root to be."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/status") as status:
+        return any(line.startswith("CapEff:") and int(line.split()[1], 16) >> 21 & 1 for line in status)
+
+
+def join(bwrap: str, key: str) -> Spaces:
+    """The namespaces called ``key``, made if there are none. Raises KeeperFailed."""
+    with _lock:
+        held = _held.get(key)
+        if held is not None and held.alive():
+            return held
+        if held is not None:
+            del _held[key]
+            held.close()
+        _held[key] = _join(bwrap, key)
+        return _held[key]
+
+
+def _join(bwrap: str, key: str) -> Spaces:
+    try:
+        directory = os.path.join(wire.make_runtime_dir(), "execute")
+        os.makedirs(directory, 0o700, exist_ok=True)
+    except OSError:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        return _start(bwrap, read, write)[0]
+    place = os.path.join(directory, key)
+    with _locked(f"{place}.lock"):
+        with contextlib.suppress(OSError, ValueError):  # ENXIO: no keeper reads
+            write = os.open(f"{place}.fifo", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                with open(f"{place}.pid") as file:
+                    return Spaces(write, int(file.read()), None)
+            except ValueError:
+                os.close(write)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(f"{place}.fifo", 0o600)
+        read = os.open(f"{place}.fifo", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        write = os.open(f"{place}.fifo", os.O_WRONLY | os.O_CLOEXEC)
+        os.set_blocking(read, True)
+        spaces, pid = _start(bwrap, read, write)
+        with open(f"{place}.pid", "w") as file:
+            file.write(str(pid))
+        return spaces
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _start(bwrap: str, read: int, write: int) -> tuple[Spaces, int]:
+    """A new keeper, which reads ``read``; takes both descriptors over."""
+    status, told = os.pipe2(os.O_CLOEXEC)
+    argv = [bwrap, "--json-status-fd", str(told), "--unshare-pid", "--unshare-ipc", "--as-pid-1", *_view()]
+    try:
+        process = launcher.start(lambda: _popen([*argv, "/bin/sh", "-c", _KEEP], read, told))
+    except BaseException:
+        os.close(write)
+        os.close(status)
+        raise
+    finally:
+        os.close(read)
+        os.close(told)
+    assert process.stdout is not None
+    with process.stdout as stdout, open(status) as lines:
+        said = stdout.readline()
+        pid = next((json.loads(line).get("child-pid") for line in lines if "child-pid" in line), None)
+    if said != b"\n" or pid is None:
+        os.close(write)
+        process.wait()
+        raise KeeperFailed(EOPNOTSUPP, said.decode(errors="replace").strip() or "bubblewrap failed")
+    return Spaces(write, pid, process), pid
+
+
+def _popen(argv: Sequence[str], read: int, told: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=read,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"PATH": "/usr/bin:/bin"},
+        cwd="/",
+        pass_fds=(told,),
+        start_new_session=True,
+    )
+
+
+def _view() -> list[str]:
+    """What the keeper sees, which its commands can see too by /proc/1/root: programs, and all of it read-only."""
+    argv = ["--cap-drop", "ALL"] if privileged() else ["--unshare-user"]
+    for name in _PROGRAMS:
+        if os.path.islink(f"/{name}"):
+            argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        elif os.path.isdir(f"/{name}"):
+            argv += ["--ro-bind", f"/{name}", f"/{name}"]
+    argv += ["--proc", "/proc", "--dev", "/dev"]
+    return [*argv, *(word for path in ("/proc", "/dev", "/") for word in ("--remount-ro", path))]
+
+
+@atexit.register
+def _let_go() -> None:
+    for held in _held.values():
+        held.close()
+    _held.clear()
+
+
+def _after_fork() -> None:
+    """A child made by fork shares its parent's hold, which counts for as long as either has it; it makes its own."""
+    global _lock
+    _lock = threading.Lock()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
