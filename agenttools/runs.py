@@ -25,12 +25,12 @@ class _Calls(BaseCallbackHandler):
     ignore_llm = ignore_chain = ignore_retriever = ignore_chat_model = ignore_custom_event = ignore_retry = True
 
     def __init__(self) -> None:
-        self.of: OrderedDict[UUID, str] = OrderedDict()
+        self.of: OrderedDict[UUID, tuple[str, str]] = OrderedDict()
 
     def on_tool_start(self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         call_id = kwargs.get("tool_call_id")
         if isinstance(call_id, str):
-            self.of[run_id] = call_id
+            self.of[run_id] = call_id, str((serialized or {}).get("name", ""))
             if len(self.of) > _MOST:
                 self.of.popitem(last=False)
 
@@ -52,8 +52,22 @@ def thread_id() -> str | None:
     return None if found is None else str(found)
 
 
+def inside() -> bool:
+    """Whether a graph runs us, so that there is somebody to interrupt."""
+    return "__pregel_scratchpad" in (var_child_runnable_config.get() or {}).get("configurable", {})
+
+
 def call_id() -> str | None:
     """The id of the tool call under way, or None when it is not a tool that asks."""
+    return _call()[0]
+
+
+def tool_name() -> str:
+    """The name of the tool under way, empty when it is not a tool that asks."""
+    return _call()[1]
+
+
+def _call() -> tuple[str | None, str]:
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     run_id = getattr(callbacks, "parent_run_id", None)
-    return None if run_id is None else _calls.of.get(run_id)
+    return (None, "") if run_id is None else _calls.of.get(run_id, (None, ""))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import os
 import stat
 from collections.abc import Mapping
 from functools import lru_cache
@@ -114,6 +115,8 @@ def why(exc: Exception, **codes: str) -> str:
     """A code callers know (Deep Agents' literals) or the system's words; ``codes`` by errno name come first."""
     if isinstance(exc, OSError) and exc.errno is not None and not isinstance(exc, ConnectionError):
         name = errno.errorcode.get(exc.errno, "")
+        if name == "EACCES" and name not in codes and exc.strerror not in (None, os.strerror(errno.EACCES)):
+            return str(exc.strerror)  # a rule's own sentence
         return codes.get(name) or _CODES.get(exc.errno) or exc.strerror or str(exc)
     return str(exc) or type(exc).__name__
 
@@ -283,7 +286,7 @@ def _edit_failure(path: str, exc: Exception) -> str:
     number = exc.errno if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) else None
     if number in (errno.ENOENT, errno.ENOTDIR):
         return f"Error: File '{path}' not found"
-    if number in (errno.EACCES, errno.EPERM):
+    if number in (errno.EACCES, errno.EPERM) and why(exc) == "permission_denied":
         return f"Error: Permission denied editing file '{path}'"
     if number == errno.EISDIR:
         return f"Error: '{path}' is not a regular file"

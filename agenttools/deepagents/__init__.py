@@ -27,6 +27,9 @@ def _check() -> None:
 
 _check()
 
-from agenttools.deepagents.backend import VfsBackend  # noqa: E402 - what it imports may be missing in older versions
+# ruff: noqa: E402 - what these import may be missing in older versions
+from agenttools.deepagents.backend import VfsBackend
+from agenttools.deepagents.rules import create_deep_agent
+from agenttools.deepagents.timetravel import TimeTravel
 
-__all__ = ["VfsBackend"]
+__all__ = ["TimeTravel", "VfsBackend", "create_deep_agent"]

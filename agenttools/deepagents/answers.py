@@ -131,7 +131,14 @@ def grep(result: results.GrepResult) -> GrepResult:
 
 # ---------------------------------------------------------------------- whole files
 
-_code = partial(why, EISDIR="is_directory", ENOTDIR="invalid_path", EEXIST="invalid_path", EINVAL="invalid_path")
+_code = partial(
+    why,
+    EACCES="permission_denied",
+    EISDIR="is_directory",
+    ENOTDIR="invalid_path",
+    EEXIST="invalid_path",
+    EINVAL="invalid_path",
+)
 
 
 def upload(files: Iterable[tuple[str, bytes]], call: dict[str, str]) -> Steps[list[FileUploadResponse]]:

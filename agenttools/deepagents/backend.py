@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
 from deepagents.backends.protocol import (
@@ -30,6 +30,9 @@ from agenttools import results, runs, tools
 from agenttools.client import Client
 from agenttools.daemons import ThreadClient
 from agenttools.deepagents import answers
+from agenttools.deepagents.door import Door
+from agenttools.deepagents.rules import request_of, same
+from agenttools.deepagents.timetravel import TimeTravel
 from agenttools.steps import arun, run
 from agenttools.views import View
 
@@ -70,10 +73,17 @@ class VfsBackend(BaseSandbox):
     ``ls`` with a slash, which is all that a model sees of their kind. ``timeout``: seconds a command may take when the
     call does not say (None: 120; 0: no limit).
 
+    ``permissions``: FilesystemPermission rules that the daemon enforces for tools and commands alike, on the whole
+    mount, as long as it runs. What is matched are the tree's paths, links resolved. In a graph, a tool call that meets
+    an ``interrupt`` rule (also one of vfsd.toml) is LangGraph's human-in-the-loop; a command is denied.
+
     Safe from many threads and event loops at once. Can be pickled; the copy makes its own connections.
     """
 
     enable_capture_offload = True
+
+    travel: TimeTravel | None = None
+    """Set by the TimeTravel that ties the tree to the graph's checkpoints."""
 
     def __init__(
         self,
@@ -85,6 +95,7 @@ class VfsBackend(BaseSandbox):
         ls_trailing_slash: bool = False,
         timeout: float | None = None,
         config: str | os.PathLike[str] | None = None,
+        permissions: Sequence[Any] = (),
     ) -> None:
         if socket is not None and (name is not None or thread is not None):
             raise ValueError("socket= is one daemon already; name= and thread= choose one")
@@ -100,11 +111,18 @@ class VfsBackend(BaseSandbox):
             "ls_trailing_slash": ls_trailing_slash,
             "timeout": timeout,
             "config": None if config is None else os.fspath(config),
+            "permissions": list(permissions),
         }
         self._name, self._thread, self._view, self._slash = name, thread, view, ls_trailing_slash
-        self._timeout, self._config = timeout, self._options["config"]
+        self._timeout, self.config = timeout, self._options["config"]
         self._lock = threading.Lock()
-        self._one = None if thread is not None else Client(socket=socket, name=name, client=_PROGRAM)
+        self._connect()
+
+    def _connect(self) -> None:
+        name, socket = self._options["name"], self._options["socket"]
+        # On every connection before all else: a daemon that was started anew knows nothing of a client's rules.
+        self._client_options: dict[str, Any] = {"client": _PROGRAM, "first": request_of(self._options["permissions"])}
+        self._one = None if self._thread is not None else Client(socket=socket, name=name, **self._client_options)
         self._threads: dict[str, ThreadClient] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,7 +132,7 @@ class VfsBackend(BaseSandbox):
         self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{key}={value!r}" for key, value in self._options.items() if value is not None)
+        given = ", ".join(f"{key}={value!r}" for key, value in self._options.items() if value not in (None, []))
         return f"VfsBackend({given})"
 
     @property
@@ -134,28 +152,41 @@ class VfsBackend(BaseSandbox):
         if "_threads" in vars(self):
             self.close()
 
+    def permit(self, permissions: Sequence[Any]) -> None:
+        """Have these rules from now on. ValueError when there are others already."""
+        if self._options["permissions"] and not same(self._options["permissions"], permissions):
+            raise ValueError("this VfsBackend has other permissions already; give them in one place")
+        self.close()
+        self._options["permissions"] = list(permissions)
+        self._connect()
+
     # ------------------------------------------------------------------ which daemon
 
-    def _client(self) -> Client | _Nobody:
-        if self._one is not None:
-            return self._one
-        thread = runs.thread_id() if self._thread == "auto" else self._thread
-        if thread is None:
+    def _client(self) -> Client | Door | _Nobody:
+        thread = runs.thread_id()
+        if self._one is None and self._thread == "auto" and thread is None:
             return _Nobody(
                 ConnectionError(
                     "thread='auto' is the thread_id of a LangGraph run, and this is none: "
                     "run the agent with config={'configurable': {'thread_id': ...}}, or name the thread"
                 )
             )
-        client = self._threads.get(thread)
+        try:
+            client = self.client_of(thread or "")
+        except (OSError, ValueError) as exc:
+            return _Nobody(exc if isinstance(exc, OSError) else ConnectionError(str(exc)))
+        return Door(client, self.travel) if runs.inside() else client
+
+    def client_of(self, thread: str) -> Client:
+        """The client of the daemon that serves the LangGraph thread ``thread``. Raises OSError, ValueError."""
+        if self._one is not None:
+            return self._one
+        named = thread if self._thread == "auto" or self._thread is None else self._thread
+        client = self._threads.get(named)
         if client is None:
-            try:
-                with self._lock:
-                    client = self._threads.setdefault(
-                        thread, ThreadClient(thread, self._name, self._config, client=_PROGRAM)
-                    )
-            except (OSError, ValueError) as exc:
-                return _Nobody(exc if isinstance(exc, OSError) else ConnectionError(str(exc)))
+            with self._lock:
+                made = ThreadClient(named, self._name, self.config, **self._client_options)
+                client = self._threads.setdefault(named, made)
         return client
 
     # ------------------------------------------------------------------ files
