@@ -109,7 +109,22 @@ class _Compiled:
             f"(?P<{name}>{'|'.join(f'(?:{one})' for pattern in rule.paths for one in _regexes(pattern))})"
             for name, rule in self.rules.items()
         ]
-        self.match = re.compile("|".join(alternatives)).fullmatch if alternatives else None
+        self._match = re.compile("|".join(alternatives)).fullmatch if alternatives else None
+        ends = [_ends(pattern) for rule in self.rules.values() for pattern in rule.paths]
+        self._any_name = ("", "") in ends
+        self._heads = tuple({head for head, _ in ends if head})
+        self._tails = tuple({tail for head, tail in ends if not head})
+
+    def decider(self, path: str) -> Rule | None:
+        """The first rule that matches. Most names are told apart from all patterns without the expression."""
+        if self._match is None:
+            return None
+        if not self._any_name:
+            name = path.rpartition("/")[2]
+            if not name.startswith(self._heads) and not name.endswith(self._tails):
+                return None
+        found = self._match(path)
+        return self.rules[str(found.lastgroup)] if found else None
 
 
 class Policy:
@@ -138,11 +153,7 @@ class Policy:
 
     def decider(self, operation: str, path: bytes | str) -> Rule | None:
         """The first rule that matches, None when none does."""
-        compiled = self._compiled[operation]
-        if compiled.match is None:
-            return None
-        found = compiled.match(path if isinstance(path, str) else os.fsdecode(path))
-        return compiled.rules[str(found.lastgroup)] if found else None
+        return self._compiled[operation].decider(path if isinstance(path, str) else os.fsdecode(path))
 
     def judge(self, operation: str, path: bytes | str) -> int:
         """ALLOW, INTERRUPT or DENY."""
@@ -203,6 +214,15 @@ def anchor(pattern: str) -> str:
 def _certain(pattern: str) -> list[str]:
     """Names that any path the pattern matches begins with."""
     return [] if "\\" in pattern else _parts(anchor(pattern))
+
+
+def _ends(pattern: str) -> tuple[str, str]:
+    """What each name the pattern matches begins with, or else ends with; both empty when that is not plain to see."""
+    last = pattern.rpartition("/")[2]
+    if "\\" in pattern or last.count("{") != last.count("}") or last.count("[") != last.count("]"):
+        return "", ""
+    head = re.split(r"[*?\[{\]}]", last, maxsplit=1)[0]
+    return head, "" if head else re.split(r"[*?\[{\]}]", last)[-1]
 
 
 def _meets(fixed: Sequence[str], directory: Sequence[str]) -> bool:

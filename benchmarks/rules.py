@@ -1,0 +1,108 @@
+"""What rules cost: the same work in a mount without any and in one with a hundred, in turns.
+
+    python -m benchmarks.rules [--rounds 9] [--files 1000] [--rules 100]
+
+Prints the median time of each for an operation in microseconds, and the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from agenttools.client import Client
+
+Work = Callable[[Path, int], None]
+
+
+def create(directory: Path, files: int) -> None:
+    for i in range(files):
+        with open(directory / f"f{i}", "wb", buffering=0) as file:
+            file.write(b"x" * 4096)
+
+
+def read(directory: Path, files: int) -> None:
+    for i in range(files):
+        with open(directory / f"f{i}", "rb", buffering=0) as file:
+            file.read(4096)
+
+
+def overwrite(directory: Path, files: int) -> None:
+    with open(directory / "f0", "r+b", buffering=0) as file:
+        for _ in range(files):
+            os.pwrite(file.fileno(), b"y" * 4096, 0)
+
+
+def rename(directory: Path, files: int) -> None:
+    for i in range(files):
+        os.rename(directory / f"f{i}", directory / f"g{i}")
+
+
+def unlink(directory: Path, files: int) -> None:
+    for i in range(files):
+        os.unlink(directory / f"g{i}")
+
+
+WORK: dict[str, Work] = {
+    "create, write 4 KiB, close": create, "open, read, close": read, "pwrite 4 KiB": overwrite,
+    "rename": rename, "unlink": unlink,
+}  # fmt: skip
+
+
+@contextmanager
+def mounted(base: Path, name: str, rules: int) -> Iterator[Path]:
+    """A mount of an empty state route with so many rules, half of them for reading, none of which matches."""
+    for made in ("mnt", "run", "state"):
+        (base / name / made).mkdir(parents=True, mode=0o700)
+    lines = ['[routes."/"]', 'kind = "state"']
+    for i in range(rules):
+        lines += ["[[rules]]", f'operations = ["{"read" if i % 2 else "write"}"]', 'mode = "deny"']
+        lines += [f'paths = ["/policy{i}/**", "/*/kept{i}.{{txt,md}}"]']
+    config = base / name / "vfsd.toml"
+    config.write_text("\n".join(lines) + "\n")
+    environ = os.environ | {"XDG_RUNTIME_DIR": str(base / name / "run"), "XDG_STATE_HOME": str(base / name / "state")}
+    vfsd = [sys.executable, "-m", "vfsd"]
+    subprocess.run([*vfsd, "mount", "--config", config, base / name / "mnt"], env=environ, check=True, stdout=2)
+    try:
+        yield base / name / "mnt"
+    finally:
+        subprocess.run([*vfsd, "umount", "default"], env=environ, check=True, stdout=2)
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rules", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--rules", type=int, default=100)
+    options = parser.parse_args()
+    times: dict[tuple[str, bool], list[float]] = {(name, ruled): [] for name in WORK for ruled in (False, True)}
+    with tempfile.TemporaryDirectory(prefix="vfsd-bench-") as scratch, ExitStack() as stack:
+        base = Path(scratch)
+        mounts = [stack.enter_context(mounted(base, n, count)) for n, count in (("off", 0), ("on", options.rules))]
+        with Client(socket=base / "on/run/vfsd/default.sock") as client:
+            assert len(client.call("rules")["layers"][0]["rules"]) == options.rules
+        for number in range(options.rounds):
+            for name, work in WORK.items():
+                for ruled in (False, True) if number % 2 else (True, False):
+                    directory = mounts[ruled] / f"round{number}"
+                    directory.mkdir(exist_ok=True)
+                    began = time.perf_counter()
+                    work(directory, options.files)
+                    times[name, ruled].append((time.perf_counter() - began) / options.files * 1e6)
+    print(f"{'microseconds':30}{'no rules':>10}{options.rules:>5} rules{'ratio':>8}")
+    for name in WORK:
+        off, on = (statistics.median(times[name, ruled]) for ruled in (False, True))
+        print(f"{name:30}{off:10.1f}{on:11.1f}{on / off:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
