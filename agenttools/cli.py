@@ -20,6 +20,11 @@ from agenttools.checkpoints import CheckpointResult
 from agenttools.client import Client
 from agenttools.results import ExecuteResult, GrepResult, LsResult, ReadResult, Result
 
+PROFILES = ("open", "tree", "offline")
+"""As ``agenttools.confinement`` has them, which few commands need to load."""
+
+_PROFILE = "what the command is kept from (as vfsd.toml says, else: tree)"
+
 OK, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3
 INTERRUPTED = 130
 
@@ -85,7 +90,7 @@ def _mcp(args: argparse.Namespace) -> int:
         else:
             client = ThreadClient(args.thread, args.name, args.config, client="mcp")
         with client:
-            mcp.run(client, args.http, args.token_file, args.view, not args.text_only)
+            mcp.run(client, args.http, args.token_file, args.view, not args.text_only, args.profile)
     except (ImportError, ValueError, OSError) as exc:
         print(f"agenttools: {exc}", file=sys.stderr)
         return FAILED
@@ -111,7 +116,7 @@ def _call(client: Client, args: argparse.Namespace) -> Result:
                 client, args.pattern, args.path, args.glob, max_count=args.max_count, output_mode=args.mode
             )
         case _:
-            return tools.execute(client, args.command, args.timeout, view=args.view, cwd=args.cwd)
+            return tools.execute(client, args.command, args.timeout, view=args.view, cwd=args.cwd, profile=args.profile)
 
 
 def _checkpoint(client: Client, args: argparse.Namespace) -> CheckpointResult:
@@ -272,6 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("command", help="the command as one string")
     command.add_argument("--timeout", type=float, help="seconds; 0: no limit (120)")
     command.add_argument("--view", choices=["auto", "root", "mount"], default="auto", help="what / is for the command")
+    command.add_argument("--profile", choices=PROFILES, help=_PROFILE)
     command.add_argument("--cwd", default="/", help="directory of the tree to run it in")
     command = add("checkpoint", "hold the tree as it is, compare it, go back to it")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
@@ -293,6 +299,7 @@ def _parser() -> argparse.ArgumentParser:
         "--token-file", metavar="FILE", help="the bearer token; made if it is not there (else: $AGENTTOOLS_MCP_TOKEN)"
     )
     command.add_argument("--view", choices=["auto", "root", "mount"], default="auto", help="what / is for commands")
+    command.add_argument("--profile", choices=PROFILES, help=_PROFILE)
     command.add_argument("--text-only", action="store_true", help="no structured results")
     command.add_argument("--thread", metavar="T", help="the tree of thread T; its daemon is started when there is none")
     command.add_argument("--config", metavar="FILE", help="the vfsd.toml of a daemon that --thread starts")

@@ -1,4 +1,4 @@
-"""``python -m agenttools.enter SOCKET VIEW [CMD...]``: a program, or the user's shell, whose ``/`` is the tree.
+"""``python -m agenttools.enter SOCKET VIEW PROFILE [CMD...]``: a program, or the user's shell, whose ``/`` is the tree.
 
 What ``vfsd run`` becomes, since it is a client like any other. Exits as the program did; 3 with no daemon to ask and
 125 when the view can't be made, so that neither looks like an answer of most programs.
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import cast
 
 from agenttools.client import Client
-from agenttools.shell import View, run_interactive
+from agenttools.shell import Profile, View, run_interactive
 
 NO_DAEMON, NO_VIEW = 3, 125
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``argv`` = [socket, view, command...]; returns the exit code."""
-    socket, view, *command = argv
+    """Run ``argv`` = [socket, view, profile, command...]; returns the exit code."""
+    socket, view, profile, *command = argv
     with Client(socket=socket, client="vfsd run", timeout=None) as client:
         try:
             _ = client.hello
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"vfsd run: {exc.strerror or exc}", file=sys.stderr)
             return NO_DAEMON
         try:
-            return run_interactive(client, command, view=cast(View, view))
+            return run_interactive(client, command, view=cast(View, view), profile=cast(Profile, profile))
         except OSError as exc:
             print(f"vfsd run: {exc.strerror or exc}", file=sys.stderr)
             return NO_VIEW

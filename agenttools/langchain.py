@@ -21,7 +21,7 @@ from agenttools.client import Client
 from agenttools.results import Result
 from agenttools.runs import call_id
 from agenttools.schema import TOOLS
-from agenttools.views import View
+from agenttools.views import Profile, View
 
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "boolean": bool, "number": float}
 _CALL_ID = frozenset({"write", "edit", "delete", "execute"})
@@ -35,24 +35,26 @@ def vfs_tools(
     name: str | None = None,
     socket: str | os.PathLike[str] | None = None,
     view: View = "auto",
+    profile: Profile | None = None,
 ) -> list[BaseTool]:
     """The tools ls, read, write, edit, delete, glob, grep and execute on one daemon's tree.
 
     ``client``, or the daemon on ``socket``, or the mount called ``name``: by default ``VFSD_SOCKET``, else "default".
-    ``view``: what ``/`` is for commands (``agenttools.shell``). The ids of tool calls go with what they change.
+    ``view``: what ``/`` is for commands (``agenttools.shell``), ``profile``: what they are kept from. The ids of tool
+    calls go with what they change.
     """
     if client is None:
         client = Client(socket=socket, name=name, client="langchain")
     elif name is not None or socket is not None:
         raise ValueError("client= is one daemon's already; name= and socket= choose one")
-    return [_tool(described, client, view) for described in TOOLS]
+    return [_tool(described, client, {"view": view, "profile": profile}) for described in TOOLS]
 
 
-def _tool(described: dict[str, Any], client: Client, view: View) -> BaseTool:
+def _tool(described: dict[str, Any], client: Client, run: dict[str, Any]) -> BaseTool:
     name: str = described["name"]
     function: Callable[..., Result] = getattr(tools, name)
     coroutine: Callable[..., Coroutine[Any, Any, Result]] = getattr(tools, f"a{name}")
-    fixed: dict[str, Any] = {"view": view} if name == "execute" else {}
+    fixed = run if name == "execute" else {}
 
     def options(given: dict[str, Any]) -> dict[str, Any]:
         return {**given, **fixed, **({"call_id": call_id()} if name in _CALL_ID else {})}

@@ -44,7 +44,7 @@ from agenttools.client import Client
 from agenttools.results import ReadResult, Result
 from agenttools.schema import TOOLS
 from agenttools.text import printable
-from agenttools.views import View
+from agenttools.views import Profile, View
 
 PROGRESS_S = 1.0
 """Seconds between two reports of a command that runs."""
@@ -93,11 +93,13 @@ _TITLES = {
 }
 
 
-def tool_server(client: Client, *, view: View = "auto", structured: bool = True) -> Server[Any]:
+def tool_server(
+    client: Client, *, view: View = "auto", profile: Profile | None = None, structured: bool = True
+) -> Server[Any]:
     """An MCP server of the tools ls, read, write, edit, delete, glob, grep and execute on one daemon's tree.
 
-    ``view``: what ``/`` is for commands. ``structured``: give output schemas and structured results; without, a result
-    is its text only, for clients that would show a model the same twice.
+    ``view``: what ``/`` is for commands, ``profile``: what they are kept from. ``structured``: give output schemas and
+    structured results; without, a result is its text only, for clients that would show a model the same twice.
     """
     listed = types.ListToolsResult(tools=[_described(tool, structured) for tool in TOOLS])
     checks = {tool["name"]: Draft202012Validator(tool["parameters"]) for tool in TOOLS}
@@ -124,7 +126,7 @@ def tool_server(client: Client, *, view: View = "auto", structured: bool = True)
         if params.name in _CALL_ID:
             given["call_id"] = _call_id(context)
         if params.name == "execute":
-            return _answer(await _execute(context, client, given | {"view": view}), structured)
+            return _answer(await _execute(context, client, given | {"view": view, "profile": profile}), structured)
         return _answer(await getattr(tools, f"a{params.name}")(client, **given), structured)
 
     return Server(
@@ -395,9 +397,16 @@ def serve_http(server: Server[Any], address: Address, token: str, started: Calla
     anyio.run(uvicorn.Server(config).serve, [listening])
 
 
-def run(client: Client, http: str | None, token_file: str | None, view: View, structured: bool) -> None:
+def run(
+    client: Client,
+    http: str | None,
+    token_file: str | None,
+    view: View,
+    structured: bool,
+    profile: Profile | None = None,
+) -> None:
     """The command: serve over stdio, or at ``http``. Raises ValueError and OSError with a sentence for the user."""
-    server = tool_server(client, view=view, structured=structured)
+    server = tool_server(client, view=view, profile=profile, structured=structured)
     if http is None:
         serve_stdio(server)
         return

@@ -20,6 +20,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from errno import EACCES, ENOENT, ENOTDIR, EOPNOTSUPP
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from agenttools.capture import Output
 from agenttools.command import TIMED_OUT, Cancellation, Cancelled, Child, ExecuteResult, SetupFailed
 from agenttools.command import run as run_command
 from agenttools.confinement import Confinement, Profile
+from agenttools.denials import denials
 from agenttools.keeper import KeeperFailed
 from agenttools.limits import Limits, LimitsUnavailable
 from agenttools.views import (
@@ -126,7 +128,9 @@ def execute(
         name = absolute(output_file or f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}")
         output = Output(max_output, launch.mountpoint + name, max_file, on_output)
         with _told(client, command, call, call_id):
-            return run_command(launch, command, call, limit, output, name, cancellation)
+            ran = run_command(launch, command, call, limit, output, name, cancellation)
+        reasons = denials(client, call) if ran.exit_code else []
+        return replace(ran, notices=(*ran.notices, *reasons)) if reasons else ran
 
     given = {**_configured(client), **(env or {}), **of_call(call_id)}
     return _in_view(client, view, profile, limits, cwd, given, call, mountpoint, run)
@@ -289,8 +293,7 @@ def _confined(
     if view == "mount":
         raise _refused(profile, "the view 'mount' has no namespaces to confine a command in")
     try:
-        tree = str(getattr(client, "socket", place))
-        confinement: Confinement = confine.prepare(need_bwrap(), profile, limits, tree)
+        confinement: Confinement = confine.prepare(need_bwrap(), profile, limits, place)
         return run(root_view(client, place, cwd, env, call, confinement))
     except SetupFailed as error:
         if "Can't chdir" in str(error):

@@ -26,7 +26,9 @@ from typing import Any, Literal, Protocol
 
 from agenttools import confinement as confine
 from agenttools import wire
-from agenttools.confinement import Confinement
+from agenttools.confinement import Confinement, Profile
+
+__all__ = ["Profile", "View", "ViewName"]
 
 ViewName = Literal["root", "mount"]
 View = Literal["auto", "root", "mount"]

@@ -131,7 +131,7 @@ def test_execute_exits_as_the_command_did(run: Run, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(tools, "execute", execute)
     assert run("execute", "exit 7", "--timeout", "5", "--view", "mount") == (7, "out\n", "[a note]\n")
-    assert asked == [("exit 7", 5.0, {"view": "mount", "cwd": "/"})]
+    assert asked == [("exit 7", 5.0, {"view": "mount", "cwd": "/", "profile": None})]
     shown = json.loads(run("execute", "exit 7", "--json").out)
     assert (shown["exit_code"], shown["notices"]) == (7, ["a note"])
     monkeypatch.setattr(tools, "execute", lambda *a, **k: ExecuteResult(error="Error: no view"))

@@ -31,6 +31,7 @@ from vfsd import (
 )
 from vfsd.control import Failure, ask
 from vfsd.doors.engines import abort, unmount
+from vfsd.executeconfig import PROFILES
 
 STATUS_SECONDS = 2.0
 """How long ``status`` waits for one daemon's answer."""
@@ -111,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     p = commands.add_parser("run", help="a command, or a shell, whose / is the tree")
     p.add_argument("--name", default="default")
     p.add_argument("--view", choices=("auto", "root", "mount"), default="auto", help="what its / is (default: auto)")
+    p.add_argument("--profile", choices=PROFILES, default="open", help="what it is kept from (default: nothing, open)")
     p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER)
     p.set_defaults(run=_run)
 
@@ -380,4 +382,5 @@ def _run(args: argparse.Namespace) -> int:
         raise Failure(f"no mount is called {args.name!r}: start it with vfsd mount --name {args.name} MOUNTPOINT")
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     # A client like any other, in a program of its own: nothing of vfsd may import agenttools.
-    os.execv(sys.executable, [sys.executable, "-m", "agenttools.enter", entry["socket"], args.view, *command])
+    enter = [sys.executable, "-m", "agenttools.enter", entry["socket"], args.view, args.profile]
+    os.execv(sys.executable, [*enter, *command])

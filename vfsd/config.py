@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from vfsd import executeconfig
+from vfsd.executeconfig import DEFAULT_EXECUTE, ExecutePolicy
 from vfsd.rulesconfig import NO_RULES, RulesSpec, with_tables
 
 KINDS = ("state", "memory", "local", "store", "blob", "backend")
@@ -90,6 +92,7 @@ class Config:
     checkpoints: CheckpointPolicy = CheckpointPolicy()
     audit: AuditPolicy = AuditPolicy()
     rules: RulesSpec = NO_RULES
+    execute: ExecutePolicy = DEFAULT_EXECUTE
     source: Path | None = None
 
 
@@ -108,7 +111,7 @@ _POLICIES: dict[str, dict[str, type]] = {
     "rules_options": {"hide": bool, "approval_seconds": int},
 }
 _LEAST = {"keep": 1, "max_bytes": 1 << 16, "max_age": 60, "approval_seconds": 1}
-_TABLES = ("routes", "rules", "hooks", "quotas", *_POLICIES)
+_TABLES = ("routes", "rules", "hooks", "quotas", "execute", *_POLICIES)
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
@@ -313,6 +316,7 @@ def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[
         "checkpoints": CheckpointPolicy(**_settings("checkpoints", table, wrong)),
         "audit": AuditPolicy(**_settings("audit", table, wrong)),
         "rules": RulesSpec(**_settings("rules_options", table, wrong)),
+        "execute": executeconfig.read(table.get("execute", {}), wrong),
     }
 
 

@@ -27,7 +27,17 @@ from vfsd.backends.local import LocalVolume
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.checkpoints import Checkpoints
-from vfsd.config import Config, ConfigError, RouteSpec, audit_home, check_word, load, mount_home, thread_home
+from vfsd.config import (
+    Config,
+    ConfigError,
+    RouteSpec,
+    audit_home,
+    check_word,
+    load,
+    mount_home,
+    state_home,
+    thread_home,
+)
 from vfsd.core.types import NODE_BITS, ROOT_NODE
 from vfsd.doors import engines, rpc, rpcroutes
 from vfsd.doors.fuse import FuseDoor
@@ -225,7 +235,14 @@ class Daemon:
     def _hello(self, vfs: Vfs) -> dict[str, Any]:
         entry = self.entry(vfs)
         known = {key: entry[key] for key in ("name", "thread", "routes")}
-        return known | {"mountpoint": os.fsencode(self.mountpoint), "executes": True}
+        execute = self.config.execute.told() | {"private": [os.fsencode(path) for path in self._private()]}
+        return known | {"mountpoint": os.fsencode(self.mountpoint), "executes": True, "execute": execute}
+
+    def _private(self) -> list[Path]:
+        """The daemon's own files, which no command has to do with, should one lie in a directory that it is shown."""
+        stored = [r.location for r in self.config.routes if r.kind != "local" and r.location is not None]
+        source = [] if self.config.source is None else [self.config.source]
+        return [state_home(), registry.socket_path(self.config.name).parent, *stored, *source]
 
     def entry(self, vfs: Vfs) -> dict[str, Any]:
         """What the runtime directory and ``status`` tell about this mount."""

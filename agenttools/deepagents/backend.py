@@ -34,7 +34,7 @@ from agenttools.deepagents.door import Door
 from agenttools.deepagents.rules import request_of, same
 from agenttools.deepagents.timetravel import TimeTravel
 from agenttools.steps import arun, run
-from agenttools.views import View
+from agenttools.views import Profile, View
 
 MAX_OUTPUT = 10 << 20
 """Bytes of a command's output that are returned or kept in a file (as many as BaseSandbox captures)."""
@@ -69,9 +69,10 @@ class VfsBackend(BaseSandbox):
     ``thread`` one daemon a thread, started when there is none: ``"auto"`` is the ``thread_id`` of the LangGraph run
     that calls, anything else names the thread. These daemons are called ``NAME@THREAD``; ``config`` is their vfsd.toml.
 
-    ``view``: what ``/`` is for commands (``agenttools.shell``). ``ls_trailing_slash``: end the paths of directories in
-    ``ls`` with a slash, which is all that a model sees of their kind. ``timeout``: seconds a command may take when the
-    call does not say (None: 120; 0: no limit).
+    ``view``: what ``/`` is for commands (``agenttools.shell``). ``profile``: what commands are kept from, open, tree or
+    offline (``docs/security.md``; None: as the daemon's configuration says, else tree). ``ls_trailing_slash``: end the
+    paths of directories in ``ls`` with a slash, which is all that a model sees of their kind. ``timeout``: seconds a
+    command may take when the call does not say (None: 120; 0: no limit).
 
     ``permissions``: FilesystemPermission rules that the daemon enforces for tools and commands alike, on the whole
     mount, as long as it runs. What is matched are the tree's paths, links resolved. In a graph, a tool call that meets
@@ -92,6 +93,7 @@ class VfsBackend(BaseSandbox):
         thread: str | None = None,
         *,
         view: View = "auto",
+        profile: Profile | None = None,
         ls_trailing_slash: bool = False,
         timeout: float | None = None,
         config: str | os.PathLike[str] | None = None,
@@ -108,12 +110,14 @@ class VfsBackend(BaseSandbox):
             "socket": None if socket is None else os.fspath(socket),
             "thread": thread,
             "view": view,
+            "profile": profile,
             "ls_trailing_slash": ls_trailing_slash,
             "timeout": timeout,
             "config": None if config is None else os.fspath(config),
             "permissions": list(permissions),
         }
-        self._name, self._thread, self._view, self._slash = name, thread, view, ls_trailing_slash
+        self._name, self._thread, self._slash = name, thread, ls_trailing_slash
+        self._where: dict[str, Any] = {"view": view, "profile": profile}
         self._timeout, self.config = timeout, self._options["config"]
         self._lock = threading.Lock()
         self._connect()
@@ -304,11 +308,11 @@ class VfsBackend(BaseSandbox):
 
     def _run(self, command: str, timeout: float | None, **options: Any) -> results.ExecuteResult:
         limit = self._timeout if timeout is None else timeout
-        return tools.execute(self._client(), command, limit, view=self._view, call_id=runs.call_id(), **options)
+        return tools.execute(self._client(), command, limit, call_id=runs.call_id(), **self._where, **options)
 
     def _arun(self, command: str, timeout: float | None, **options: Any) -> Coroutine[Any, Any, results.ExecuteResult]:
         limit = self._timeout if timeout is None else timeout
-        return tools.aexecute(self._client(), command, limit, view=self._view, call_id=runs.call_id(), **options)
+        return tools.aexecute(self._client(), command, limit, call_id=runs.call_id(), **self._where, **options)
 
 
 def _call() -> dict[str, str]:

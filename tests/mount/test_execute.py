@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agenttools.client import Client
-from agenttools.shell import ExecuteResult, View, execute
+from agenttools.shell import ExecuteResult, Profile, View, execute
 
 pytestmark = pytest.mark.mount
 
@@ -41,8 +41,10 @@ class Mount:
     def stop(self) -> None:
         self.vfsd("umount", "execute")
 
-    def run(self, command: str, timeout: float | None = 20, view: View = "root") -> ExecuteResult:
-        return execute(self.client, command, timeout=timeout, view=view)
+    def run(
+        self, command: str, timeout: float | None = 20, view: View = "root", profile: Profile | None = None
+    ) -> ExecuteResult:
+        return execute(self.client, command, timeout=timeout, view=view, profile=profile)
 
     def abort(self) -> None:
         """Whatever happened, leave no mount behind that a process could hang on."""
@@ -92,7 +94,7 @@ def test_system_directories_are_the_hosts_and_read_only(mount: Mount) -> None:
 
 
 def test_mount_view(mount: Mount) -> None:
-    result = mount.run("pwd; echo x > seen", view="mount")
+    result = mount.run("pwd; echo x > seen", view="mount", profile="open")
     assert result.output == f"{mount.path}\n"
     assert mount.run("cat /seen && rm /seen").output == "x\n"
 
@@ -155,7 +157,7 @@ def test_restart_of_the_daemon(mount: Mount) -> None:
 
 
 def test_a_background_child_does_not_hold_the_daemon(mount: Mount) -> None:
-    assert mount.run("sleep 412 & echo $! > /pid").exit_code == 0
+    assert mount.run("sleep 412 & echo $! > /pid", profile="open").exit_code == 0
     pid = int(mount.client.call("read", path=b"/pid", offset=0, length=20)["data"])
     try:
         assert b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
