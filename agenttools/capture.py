@@ -7,9 +7,10 @@ Owns the cap, the decoding and the file. Must not know processes or views. What 
 from __future__ import annotations
 
 import codecs
-import os
 from collections.abc import Callable
 from typing import BinaryIO
+
+from agenttools import inside
 
 MAX_KEPT = 1 << 30
 """Bytes kept in a file: what a runaway command prints must not fill the disk that the tree is on."""
@@ -22,20 +23,27 @@ TAIL = 2000
 
 
 class Output:
-    """One command's output: at most ``limit`` bytes of it in the text, and all in the file ``path`` if that is less.
+    """One command's output: at most ``limit`` bytes of it in the text, and all in the tree's file ``path`` if that is
+    less.
 
     ``kept``: the file was made. ``problem``: why it does not hold everything, or "". ``size`` bytes and ``lines`` line
     endings came in all. The file gets ``cap`` bytes at most. ``watch`` is called with everything that is fed.
     """
 
     def __init__(
-        self, limit: int, path: str, cap: int | None = None, watch: Callable[[bytes], object] | None = None
+        self,
+        limit: int,
+        mountpoint: str,
+        path: str,
+        cap: int | None = None,
+        watch: Callable[[bytes], object] | None = None,
     ) -> None:
         self._watch = watch
         self.kept = False
         self.problem = ""
         self.size = self.lines = 0
-        self._limit, self._path, self._cap = limit, path, MAX_KEPT if cap is None else cap
+        self._limit, self._mountpoint, self._path = limit, mountpoint, path
+        self._cap = MAX_KEPT if cap is None else cap
         self._head = bytearray()
         self._tail = b""
         self._file: BinaryIO | None = None
@@ -84,8 +92,8 @@ class Output:
 
     def _begin(self) -> None:
         try:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            self._file = open(self._path, "wb", buffering=_BUFFER)  # noqa: SIM115 - close() closes it
+            fd = inside.create(self._mountpoint, self._path)
+            self._file = open(fd, "wb", buffering=_BUFFER)  # noqa: SIM115 - close() closes it
         except OSError as error:
             self._failed(error)
         else:

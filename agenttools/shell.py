@@ -126,7 +126,7 @@ def execute(
 
     def run(launch: Launch) -> ExecuteResult:
         name = absolute(output_file or f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}")
-        output = Output(max_output, launch.mountpoint + name, max_file, on_output)
+        output = Output(max_output, launch.mountpoint, name, max_file, on_output)
         with _told(client, command, call, call_id):
             ran = run_command(launch, command, call, limit, output, name, cancellation)
         reasons = denials(client, call) if ran.exit_code else []

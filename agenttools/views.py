@@ -25,7 +25,7 @@ from errno import ENODEV, EOPNOTSUPP
 from typing import Any, Literal, Protocol
 
 from agenttools import confinement as confine
-from agenttools import wire
+from agenttools import inside, wire
 from agenttools.confinement import Confinement, Profile
 
 __all__ = ["Profile", "View", "ViewName"]
@@ -307,25 +307,15 @@ def _user() -> str:
 def _home(mountpoint: str, shown: str) -> str:
     """The home directory in the tree, made on first use, as the command sees it; ``/home`` for a user with no name."""
     path = f"/home/{_user()}".rstrip("/")
-    _make_directory(mountpoint + "/home", 0o755)
-    _make_directory(mountpoint + path, 0o755)
+    for each in ("/home", path):
+        if not _is_dir(mountpoint + each):
+            inside.make_directory(mountpoint, each, 0o755)
     return shown + path
 
 
 def _make_temporary(mountpoint: str) -> None:
-    if _make_directory(mountpoint + "/tmp", 0o777):
-        os.chmod(mountpoint + "/tmp", 0o1777)  # mkdir(2) is subject to the umask
-
-
-def _make_directory(path: str, perm: int) -> bool:
-    """True if it was made now. A tree that cannot be written to (read-only, a rule) is no reason not to run."""
-    if _is_dir(path):
-        return False
-    try:
-        os.mkdir(path, perm)
-    except OSError:
-        return False
-    return True
+    if not _is_dir(mountpoint + "/tmp"):
+        inside.make_directory(mountpoint, "/tmp", 0o1777)
 
 
 def absolute(path: str) -> str:
