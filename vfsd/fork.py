@@ -43,8 +43,10 @@ def fork_volume(home: Path, parts: Sequence[tuple[bytes, SqliteBackend, int]]) -
         for place, (_, store, epoch) in zip(places, parts, strict=True):
             place.mkdir(parents=True, mode=0o700)
             _copy(place, store, epoch)
+            for above in place.relative_to(fresh).parents:
+                database.sync_directory(fresh / above)
         os.rename(fresh, home)
-        _sync_directory(home.parent)
+        database.sync_directory(home.parent)
     except (sqlite3.Error, VolumeError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
@@ -95,7 +97,7 @@ def _copy(place: Path, store: SqliteBackend, epoch: int) -> None:
         os.close(fd)
         target.close()
         source.close()
-    _sync_directory(place)
+    database.sync_directory(place)
 
 
 def _copy_bytes(source: int, start: int, target: int, at: int, length: int) -> None:
@@ -111,11 +113,3 @@ def _copy_bytes(source: int, start: int, target: int, at: int, length: int) -> N
         if not n:
             return
         start, at = start + n, at + n
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

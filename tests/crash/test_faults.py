@@ -16,7 +16,7 @@ from build import ROOT, dump, open_volume, ticking
 from faults import Calls, failing
 from workload import steps
 
-from vfsd.backends import extents, journal, sqlite
+from vfsd.backends import ballast, extents, journal, sqlite
 from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
 
@@ -154,7 +154,7 @@ class _Full:
         journal_file._reserved = journal_file.size
         self._patches.setattr(journal, "host_fallocate", refusing(journal.host_fallocate, False))
         self._patches.setattr(extents, "host_fallocate", refusing(extents.host_fallocate, True))
-        self._patches.setattr(sqlite, "host_fallocate", refusing(sqlite.host_fallocate, True))
+        self._patches.setattr(ballast, "host_fallocate", refusing(ballast.host_fallocate, True))
         return calls
 
     def __exit__(self, *exc: object) -> None:

@@ -63,8 +63,9 @@ INSERT INTO folded VALUES (0);
 STORED = """n.id, n.mode, n.nlink, n.uid, n.gid, n.rdev, n.size, n.atime, n.mtime, n.ctime, n.target,
 coalesce((SELECT sum(length) FROM extent WHERE node = n.id), 0) / 512"""
 
-PUT, TARGET, DROP, DENTRY, NO_DENTRY, XATTR, EXTENT = range(7)
-"""First element of a journal row; the rest are the fields of the change of that name (EXTENT: extents.Row)."""
+PUT, TARGET, DROP, DENTRY, NO_DENTRY, XATTR, EXTENT, PATCH = range(8)
+"""First element of a journal row; the rest are the fields of the change of that name (EXTENT: extents.Row; PATCH: an
+offset in the data file and the bytes there)."""
 
 _PUT = """INSERT INTO node (id, mode, nlink, uid, gid, rdev, size, atime, mtime, ctime) VALUES (?,?,?,?,?,?,?,?,?,?)
 ON CONFLICT (id) DO UPDATE SET mode=excluded.mode, nlink=excluded.nlink, uid=excluded.uid, gid=excluded.gid,
@@ -77,7 +78,10 @@ def lock_volume(directory: Path) -> int:
     Raises VolumeError naming the pid that has it, or why the directory can't be used.
     """
     try:
+        missing = [place for place in (directory, *directory.parents) if not place.exists()]
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for place in missing:
+            sync_directory(place.parent)
         fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
@@ -92,6 +96,15 @@ def lock_volume(directory: Path) -> int:
     return fd
 
 
+def sync_directory(directory: Path) -> None:
+    """The names in it survive power loss; syncing a file promises nothing about its name (fsync(2)). Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def corrupt(directory: Path, error: sqlite3.Error) -> str:
     """The sentence for a database that SQLite can't make sense of."""
     return f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
@@ -104,6 +117,12 @@ def connect_again(directory: Path) -> sqlite3.Connection:
     # A checkpoint inside a commit would come at a time of SQLite's choosing; the fold runs one when it is done.
     db.execute("PRAGMA wal_autocheckpoint=0")
     return db
+
+
+def shorten(db: sqlite3.Connection) -> None:
+    """Empty the database's own log, unless somebody still reads by it: a diff may, for long, and this is no hurry."""
+    db.execute("PRAGMA busy_timeout=0")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
@@ -142,10 +161,33 @@ def recover(db: sqlite3.Connection, journal: Journal, directory: Path) -> None:
         after = db.execute("SELECT seq FROM folded").fetchone()[0]
         batch = list(journal.replay(after))
         if batch:
+            _patch(batch, directory)
             fold(db, batch, journal.seq)
+            _lengthen(db, directory)
     except sqlite3.Error as error:
         raise VolumeError(f"volume {directory}: the journal can't be folded into the database: {error}") from None
     journal.reset()
+
+
+def _patch(batch: Iterable[Rows], directory: Path) -> None:
+    """Write the bytes that records hold to the data file again: power loss may have taken them from there."""
+    fd = os.open(directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for rows in batch:
+            for kind, *row in rows:
+                if kind == PATCH:
+                    os.pwrite(fd, row[1], row[0])
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def _lengthen(db: sqlite3.Connection, directory: Path) -> None:
+    """Power loss may take an unsynced write from the data file and leave its record: its blocks then read as zeros."""
+    end = db.execute("SELECT coalesce(max(disk + length), 0) FROM extent").fetchone()[0]
+    path = directory / "data"
+    if os.stat(path).st_size < end:
+        os.truncate(path, end)
 
 
 T = TypeVar("T")

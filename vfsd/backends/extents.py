@@ -11,6 +11,8 @@ Invariants:
   core.changes). So a truncate never touches bytes that an undone commit would still show.
 - Blocks of an epoch that a checkpoint holds are neither written nor freed: a write there goes to new blocks.
 - Every map edit since the last ``end`` can be undone.
+- A new block that takes over bytes which a write leaves as they were is written to the log as well (``patches``), with
+  all that comes to it until the log is emptied: else power loss could keep the map's edit and lose those bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +22,8 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
-from sortedcontainers import SortedDict
+from vfsd.backends.freespace import BLOCK, FreeSpace
 
-BLOCK = 4096
-_WINDOW = 256 * BLOCK
 _MAPS = 100_000
 _PUNCH = 0x03
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
@@ -65,74 +65,6 @@ class FileMap:
         return i
 
 
-class FreeSpace:
-    """The free runs of the host file: bytes, multiples of BLOCK; ``end`` is where it was never used."""
-
-    def __init__(self) -> None:
-        self.runs: SortedDict[int, int] = SortedDict()
-        self.end = 0
-        self._start = self._left = 0
-
-    def take(self, length: int) -> list[tuple[int, int]]:
-        """Give out ``length`` bytes as few (start, length) runs.
-
-        Small requests are carved from a window, so that files written one after another lie one after another.
-        """
-        out: list[tuple[int, int]] = []
-        while length:
-            if not self._left:
-                self._open_window(length)
-            n = min(length, self._left)
-            if out and out[-1][0] + out[-1][1] == self._start:
-                out[-1] = (out[-1][0], out[-1][1] + n)
-            else:
-                out.append((self._start, n))
-            self._start += n
-            self._left -= n
-            length -= n
-        return out
-
-    def _open_window(self, length: int) -> None:
-        if self.runs:
-            self._start, self._left = self.runs.popitem(-1)
-        else:
-            self._start, self._left = self.end, max(length, _WINDOW)
-            self.end += self._left
-
-    def take_all(self) -> list[tuple[int, int]]:
-        """Every free run, taken."""
-        if self._left:
-            self.give(self._start, self._left)
-            self._left = 0
-        runs = list(self.runs.items())
-        self.runs.clear()
-        return runs
-
-    def trim(self) -> None:
-        """Lower ``end`` to the last byte that is not free."""
-        if self.runs:
-            start, length = self.runs.peekitem(-1)
-            if start + length == self.end:
-                del self.runs[start]
-                self.end = start
-
-    def give(self, start: int, length: int) -> None:
-        """Take back a run."""
-        runs = self.runs
-        i = runs.bisect_left(start)
-        if i < len(runs):
-            after, n = runs.peekitem(i)
-            if after == start + length:
-                length += n
-                del runs[after]
-        if i:
-            before, n = runs.peekitem(i - 1)
-            if before + n == start:
-                start, length = before, n + length
-                del runs[before]
-        runs[start] = length
-
-
 class ExtentFile:
     """File contents over one host descriptor.
 
@@ -148,6 +80,8 @@ class ExtentFile:
         self.frozen = 0
         """The newest epoch that a checkpoint holds, 0 for none. A checkpoint of epoch N shows blocks of epochs up to N
         that were mapped when it was taken; so a mapped block is shown by one if its epoch is at most this."""
+        self._thawing = 0
+        """What ``frozen`` will be once the newest checkpoint, which is being dropped, is gone for good."""
         self.free = FreeSpace()
         self._fetch = fetch
         self._maps: dict[int, FileMap] = {}
@@ -155,8 +89,16 @@ class ExtentFile:
         self._taken: list[tuple[int, int]] = []
         self._freed: list[tuple[int, int]] = []
         self._dropped: list[int] = []
+        self._let_go: list[tuple[int, int]] = []
+        self._withheld: list[tuple[int, int]] = []
+        """Runs that only the checkpoint being dropped still shows."""
         self._quarantine: list[tuple[int, int]] = []
         self.rows: list[Row] = []
+        self.patches: list[tuple[int, bytes]] = []
+        """(offset in the host file, bytes) that the owner logs with the rows, for a start to write again in order."""
+        self._logged: set[int] = set()
+        self._logged_before: set[int] = set()
+        """Offsets of the blocks that the log has bytes of, in its present part and in the one being emptied."""
 
     def map(self, node: int) -> FileMap:
         """The map of a file, fetched when not in memory."""
@@ -220,6 +162,7 @@ class ExtentFile:
         """Finish the edits since the last ``end``: keep them, or undo each."""
         if ok:
             self._quarantine += self._freed
+            self._withheld += self._let_go
             for node in self._dropped:
                 self._maps.pop(node, None)
         else:
@@ -232,8 +175,41 @@ class ExtentFile:
             self._undo = []
             self._taken = []
             self._freed = []
+            self._let_go = []
             self._dropped = []
             self.rows = []
+        if self.patches:
+            self.patches = []
+
+    def turn_log(self) -> None:
+        """The log goes on in a new part."""
+        self._logged_before, self._logged = self._logged, set()
+
+    def log_emptied(self) -> None:
+        """The part before is no more, for all that was written to these blocks is durable."""
+        self._logged_before = set()
+
+    def freeze(self, epoch: int) -> None:
+        """A checkpoint of this epoch is the newest there is (0: there is none)."""
+        self.frozen = self._thawing = epoch
+
+    def begin_thaw(self, epoch: int) -> None:
+        """The newest checkpoint is being dropped, and this epoch will be the newest; until then it stays as it is."""
+        self._thawing = epoch
+
+    def end_thaw(self, done: bool) -> None:
+        """It is gone for good, and what it alone still showed is free after the next sync; or it stays."""
+        if done:
+            self._quarantine += self._withheld
+        self.freeze(self._thawing if done else self.frozen)
+        self._withheld = []
+
+    def _unmap(self, disk: int, length: int, epoch: int) -> None:
+        """A run is no longer in the file's map."""
+        if epoch > self.frozen:
+            self._freed.append((disk, length))
+        elif epoch > self._thawing:
+            self._let_go.append((disk, length))
 
     def drain(self) -> list[tuple[int, int]]:
         """The runs freed by ended edits, taken out of quarantine; ``punch`` may follow, ``release`` must."""
@@ -300,7 +276,9 @@ class ExtentFile:
                 stop = min(end, extents[i][0]) if i < len(extents) else end
                 part = view[at - offset : stop - offset]
                 head, tail = at % BLOCK, -stop % BLOCK
-                self._splice(file, node, i, i, self._put(at - head, [bytes(head), part, bytes(tail)]))
+                # A tail with nothing behind it is most often past the end of the file, where nothing is promised.
+                keep = (bool(head), bool(tail) and i < len(extents))
+                self._splice(file, node, i, i, self._put(at - head, [bytes(head), part, bytes(tail)], keep))
             at = stop
 
     def _replace_frozen(self, file: FileMap, node: int, i: int, at: int, data: memoryview) -> None:
@@ -310,17 +288,25 @@ class ExtentFile:
         first, last = at - at % BLOCK, stop + -stop % BLOCK
         head = os.pread(self.fd, at - first, disk + first - start)
         tail = os.pread(self.fd, last - stop, disk + stop - start)
-        new = self._put(first, [head, data, tail])
+        new = self._put(first, [head, data, tail], (bool(head), bool(tail)))
         if start < first:
             new.insert(0, (start, first - start, disk, epoch))
         if last < start + size:
             new.append((last, start + size - last, disk + last - start, epoch))
         self._splice(file, node, i, i + 1, new)
+        self._unmap(disk + first - start, last - first, epoch)
 
-    def _put(self, offset: int, parts: list[bytes | memoryview]) -> list[Extent]:
-        """Write ``parts``, whole blocks together, to new blocks; returns those as extents from ``offset``."""
+    def _put(self, offset: int, parts: list[bytes | memoryview], keep: tuple[bool, bool]) -> list[Extent]:
+        """Write ``parts``, whole blocks together, to new blocks; returns those as extents from ``offset``.
+
+        ``keep``: the first and the last block have bytes that must not be lost when the caller's are.
+        """
         runs = self.free.take(sum(map(len, parts)))
         self._taken += runs
+        if keep[0]:
+            self._logged.add(runs[0][0])
+        if keep[1]:
+            self._logged.add(runs[-1][0] + runs[-1][1] - BLOCK)
         parts = [part for part in parts if part]
         data = parts[0] if len(parts) == 1 else None
         if len(runs) == 1 and data is None:
@@ -384,8 +370,7 @@ class ExtentFile:
                 new.append((start, lo - start, disk, epoch))
             if hi < start + size:
                 new.append((hi, start + size - hi, disk + hi - start, epoch))
-            if epoch > self.frozen:
-                self._freed.append((disk + lo - start, hi - lo))
+            self._unmap(disk + lo - start, hi - lo, epoch)
             j += 1
         if j > i:
             self._splice(file, node, i, j, new)
@@ -414,30 +399,49 @@ class ExtentFile:
             for disk, n in runs:
                 host_fallocate(self.fd, _PUNCH, disk, n)
                 host_fallocate(self.fd, 0, disk, n)
+                if self._logged or self._logged_before:
+                    self._log(None, disk, n)
             self._splice(file, node, i, i, self._extents(at, runs))
             at = stop
 
     def drop(self, node: int) -> None:
         """Free all of a file's blocks; the caller deletes its rows by node, none are listed."""
         self._dropped.append(node)
-        self._freed += [(disk, n) for _, n, disk, epoch in self.map(node).extents if epoch > self.frozen]
+        for _, n, disk, epoch in self.map(node).extents:
+            self._unmap(disk, n, epoch)
 
     def restore(self, node: int, extents: list[Extent]) -> None:
         """Give the file the map that a checkpoint has of it."""
         file = self.map(node)
-        self._freed += [(disk, n) for _, n, disk, epoch in file.extents if epoch > self.frozen]
+        for _, n, disk, epoch in file.extents:
+            self._unmap(disk, n, epoch)
         self._splice(file, node, 0, len(file.extents), extents)
 
     def _pwrite(self, data: bytes | bytearray | memoryview, disk: int) -> None:
+        if self._logged or self._logged_before:
+            self._log(memoryview(data), disk, len(data))
         n = os.pwrite(self.fd, data, disk)
         while n < len(data):
             data, disk = memoryview(data)[n:], disk + n
             n = os.pwrite(self.fd, data, disk)
 
     def _pwritev(self, parts: list[bytes | memoryview], disk: int) -> None:
-        if len(parts) == 1:
-            self._pwrite(parts[0], disk)
+        if len(parts) == 1 or self._logged or self._logged_before:
+            self._pwrite(b"".join(parts), disk)
             return
         want = sum(map(len, parts))
         if os.pwritev(self.fd, parts, disk) != want:
             self._pwrite(b"".join(parts), disk)
+
+    def _log(self, data: memoryview | None, disk: int, length: int) -> None:
+        """Have what goes to blocks that the log has bytes of (None: zeros) in the log as well."""
+        stop = disk + length
+        first = disk - disk % BLOCK
+        blocks: Iterable[int] = range(first, stop, BLOCK)
+        if len(self._logged) + len(self._logged_before) < length // BLOCK:
+            blocks = sorted(b for b in self._logged | self._logged_before if first <= b < stop)
+        for block in blocks:
+            if block in self._logged or block in self._logged_before:
+                self._logged.add(block)
+                lo, hi = max(block, disk), min(block + BLOCK, stop)
+                self.patches.append((lo, bytes(hi - lo) if data is None else bytes(data[lo - disk : hi - disk])))

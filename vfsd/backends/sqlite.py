@@ -28,10 +28,11 @@ from typing import Any, TypeVar
 
 import trio
 
-from vfsd.backends import database, history
+from vfsd.backends import ballast, database, history
 from vfsd.backends.base import Stored, VolumeError
-from vfsd.backends.database import EXTENT, connect, lock_volume
-from vfsd.backends.extents import BLOCK, Extent, ExtentFile, FileMap, host_fallocate
+from vfsd.backends.database import EXTENT, PATCH, connect, lock_volume
+from vfsd.backends.extents import Extent, ExtentFile, FileMap
+from vfsd.backends.freespace import BLOCK
 from vfsd.backends.history import Checkpoint, Past, Touched
 from vfsd.backends.journal import Journal, Rows
 from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
@@ -41,7 +42,6 @@ from vfsd.core.types import StatFs
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_BALLAST = 4 << 20
 _HUGE = 1 << 31
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, Drop, Dentry, NoDentry, Xattr))}
 assert list(_CODES.values()) == list(range(EXTENT))
@@ -57,6 +57,7 @@ class SqliteBackend:
         self._pending: list[Rows] = []
         self._batch: list[Rows] = []
         self._batch_seq = 0
+        self._again = False
         self._unfolded: set[int] = set()
         self._folding: set[int] = set()
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
@@ -72,7 +73,7 @@ class SqliteBackend:
             except sqlite3.Error as error:
                 raise VolumeError(database.corrupt(directory, error)) from None
             undo.pop_all()
-        self._fill_ballast()
+        ballast.fill(self._dir)
 
     def _open(self, directory: Path, undo: contextlib.ExitStack) -> None:
         self._db = connect(directory)
@@ -82,12 +83,13 @@ class SqliteBackend:
         undo.callback(self._journal.close)
         fd = os.open(directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         undo.callback(os.close, fd)
+        database.sync_directory(directory)
         database.recover(self._db, self._journal, directory)
         self._data = ExtentFile(fd, self._fetch, self._keeps)
         self.read = self._data.read
         self.seek = self._data.seek
         self._find_free_space()
-        self._data.frozen = history.newest(self._db)
+        self._data.freeze(history.newest(self._db))
         youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]
         self._data.epoch = max(self._data.frozen + 1, youngest)
         self._last_node = self.next_node() - 1
@@ -193,6 +195,7 @@ class SqliteBackend:
             for row in data.rows:
                 rows.append((EXTENT, *row))
                 self._unfolded.add(row[0])
+            rows += [(PATCH, *patch) for patch in data.patches]
             self._journal.append(rows)
         except BaseException:
             data.end(False)
@@ -227,24 +230,7 @@ class SqliteBackend:
                 self._data.punch(runs)
             roomier = True
         frees = not any(type(c) in (Write, Reserve, Dentry) for c in changes)
-        if frees and os.path.exists(self._dir / "ballast"):
-            os.unlink(self._dir / "ballast")
-            roomier = True
-        return roomier
-
-    def _fill_ballast(self) -> None:
-        """Keep some space in hand so that files can still be deleted on a full disk (each record takes some)."""
-        path = self._dir / "ballast"
-        if path.exists():
-            return
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                host_fallocate(fd, 0, 0, _BALLAST)
-            finally:
-                os.close(fd)
-        except OSError:
-            path.unlink(missing_ok=True)
+        return (frees and ballast.give_up(self._dir)) or roomier
 
     def statfs(self) -> StatFs:
         host = os.fstatvfs(self._data.fd)
@@ -301,11 +287,13 @@ class SqliteBackend:
 
         Raises OSError, for sqlite3.Error too, with the records still in the journal.
         """
-        if not self._batch:
+        self._again = bool(self._batch)
+        if not self._again:
             self._journal.rotate()
             self._batch, self._pending = self._pending, []
             self._batch_seq = self._journal.seq
             self._folding, self._unfolded = self._unfolded, set()
+            self._data.turn_log()
         try:
             with self._freed() as runs:
                 yield runs
@@ -318,8 +306,9 @@ class SqliteBackend:
 
     def _fold(self, runs: list[tuple[int, int]], then: Callable[[sqlite3.Connection], T] | None = None) -> T | None:
         """The batch into the database, durably, ``then`` in the same transaction; ``runs`` go back to the host."""
-        # Data first (as ext4's data=ordered), so that no row outlives power loss without the bytes it names.
-        self._fdatasync(journal=False)
+        # Data first (as ext4's data=ordered), so that no row outlives power loss without the bytes it names. And when
+        # it was tried before: records younger than the batch, which may have freed some of ``runs``.
+        self._fdatasync(journal=self._again)
         db = database.connect_again(self._dir)
         try:
             try:
@@ -332,7 +321,7 @@ class SqliteBackend:
                 self._data.punch(runs)
                 result = database.fold(db, self._batch, self._batch_seq, then)
             if then is None:
-                _shorten(db)
+                database.shorten(db)
         finally:
             db.close()
         self._data.punch(runs)
@@ -340,11 +329,12 @@ class SqliteBackend:
 
     def _folded(self) -> None:
         self._journal.clear_folded()
+        self._data.log_emptied()
         self._batch = []
         self._folding = set()
         if not self._pending:
             self._xattrs.clear()
-        self._fill_ballast()
+        ballast.fill(self._dir)
 
     def fold_now(self) -> None:
         """Fold all there is, on the loop, by who holds ``busy`` and is about to read the database. Raises OSError."""
@@ -380,7 +370,8 @@ class SqliteBackend:
             data = self._data
             made = Checkpoint(data.epoch, name, label, cause, time_ns)
             # From here on a change goes to new blocks, also while a thread still writes the checkpoint's row.
-            data.frozen, data.epoch = data.epoch, data.epoch + 1
+            data.freeze(data.epoch)
+            data.epoch += 1
 
             def insert(db: sqlite3.Connection) -> None:
                 db.execute("INSERT INTO checkpoint VALUES (?,?,?,?,?)", made)
@@ -397,10 +388,15 @@ class SqliteBackend:
             while self._batch:
                 self.fold_now()
             data = self._data
-            # Blocks that only this checkpoint would hold may be freed by changes that come while the thread works.
-            data.frozen = max((c.epoch for c in self.checkpoints() if c.epoch != epoch), default=0)
-            with self._turn() as runs:
-                freed = await trio.to_thread.run_sync(self._fold, runs, lambda db: history.drop(db, epoch))
+            # While the thread works changes go on, and must leave the checkpoint whole: it may be there after a crash.
+            data.begin_thaw(max((c.epoch for c in self.checkpoints() if c.epoch != epoch), default=0))
+            try:
+                with self._turn() as runs:
+                    freed = await trio.to_thread.run_sync(self._fold, runs, lambda db: history.drop(db, epoch))
+            except BaseException:
+                data.end_thaw(False)
+                raise
+            data.end_thaw(True)
             if freed:
                 await trio.to_thread.run_sync(data.punch, freed)
                 data.release(freed)
@@ -454,7 +450,7 @@ class SqliteBackend:
         db = database.connect_again(self._dir)
         try:
             db.execute("VACUUM")
-            _shorten(db)
+            database.shorten(db)
         finally:
             db.close()
 
@@ -489,9 +485,3 @@ class SqliteBackend:
         self._db.close()
         for fd in (self._data.fd, self._lock):
             os.close(fd)
-
-
-def _shorten(db: sqlite3.Connection) -> None:
-    """Empty the database's own log, unless somebody still reads by it: a diff may, for long, and this is no hurry."""
-    db.execute("PRAGMA busy_timeout=0")
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
