@@ -213,7 +213,7 @@ class Guard(Verdicts):
 
     def _named(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         """A write to the entry that is made or removed."""
-        if self._is_quiet(ino):
+        if self._is_mute(ino, args[0]):
             return None
         path = self.path_in(ino, args[0])
         if path is None or not self.of_path(path) & WRITES:
@@ -257,7 +257,7 @@ class Guard(Verdicts):
         plain = source is not None and not stat.S_ISDIR(source.mode) and not flags & RENAME_EXCHANGE
         if not plain or not self._vfs.is_inline(ino):
             self._moving.add((ino, *args[:3]))
-        if plain and self._is_quiet(ino) and self._is_quiet(new_parent):
+        if plain and self._is_mute(ino, name) and self._is_mute(new_parent, new_name):
             return None
         old, new = self.path_in(ino, name), self.path_in(new_parent, new_name)
         if old is None or new is None:

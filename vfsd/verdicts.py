@@ -49,7 +49,7 @@ class Verdicts:
         self._paths: dict[bytes, int] = {}
         self._inos: dict[int, int] = {}
         self._directories: dict[int, bytes] = {}
-        self._quiet: dict[int, bool] = {}
+        self._speaking: dict[int, list[Policy] | None] = {}
         self._among: dict[bytes, list[Layer]] = {}
         vfs.feed.subscribe(self._committed, shell=False)
 
@@ -63,7 +63,7 @@ class Verdicts:
         self._inos.clear()
         if directories:
             self._directories.clear()
-            self._quiet.clear()
+            self._speaking.clear()
 
     def _committed(self, commit: Commit) -> None:
         """What a restore or a store's news changes does not pass the funnels."""
@@ -98,15 +98,19 @@ class Verdicts:
             self._among[directory] = found
         return found
 
-    def _is_quiet(self, directory: int) -> bool:
-        """Whether no rule says anything of any entry of a directory."""
-        quiet = self._quiet.get(directory)
-        if quiet is None:
+    def _is_mute(self, directory: int, name: bytes) -> bool:
+        """Whether it is plain to see that no rule says anything of an entry."""
+        try:
+            policies = self._speaking[directory]
+        except KeyError:
             path = self._directory(directory)
-            quiet = path is not None and not path.startswith(PAST) and not self._layers_in(path)
+            known = path is not None and not path.startswith(PAST)
+            policies = [layer.policy for layer in self._layers_in(path)] if path is not None and known else None
             if self._keeps(directory):
-                self._quiet[directory] = quiet
-        return quiet
+                self._speaking[directory] = policies
+        if not policies:
+            return policies is not None
+        return all(policy.mute(name) for policy in policies)
 
     def _directory(self, ino: int) -> bytes | None:
         """The path of a directory, which has only one; None for one that was removed."""
@@ -162,10 +166,12 @@ class Verdicts:
             bits = 0
             volume = self._volumes[ino >> NODE_BITS]
             node = volume.tree.nodes.get(ino & NODE_MASK) if isinstance(volume, TreeVolume) else None
-            if node is not None and node.nlink == 1 and node.parent and self._quiet.get(node.parent.ino):
+            if node is not None and node.nlink == 1 and node.parent and self._is_mute(node.parent.ino, node.name):
+                if self._keeps(ino):
+                    self._inos[ino] = 0
                 return 0
             links = self.links_of(ino)
-            if not links or not all(self._is_quiet(parent) for parent, _ in links):
+            if not links or not all(self._is_mute(*link) for link in links):
                 for path in self.paths_of(ino):
                     bits = _strictest(bits, self.of_path(path))
             if self._keeps(ino):

@@ -137,6 +137,14 @@ class Policy:
         self._compiled = {operation: _Compiled(self.rules, operation) for operation in OPERATIONS}
         self._anchors = [[_certain(pattern) for pattern in rule.paths] for rule in self.rules]
         self._among: dict[tuple[Rule, ...], Policy] = {}
+        ends = [_ends(pattern) for rule in self.rules for pattern in rule.paths]
+        self._any_name = ("", "") in ends
+        self._heads = tuple({os.fsencode(head) for head, _ in ends if head})
+        self._tails = tuple({os.fsencode(tail) for head, tail in ends if not head})
+
+    def mute(self, name: bytes) -> bool:
+        """Whether it is plain to see that no pattern matches a path that ends in ``name``."""
+        return not self._any_name and not name.startswith(self._heads) and not name.endswith(self._tails)
 
     def among(self, directory: bytes | str) -> Policy:
         """The rules, with the patterns, that can match an entry of the directory: of its entries it says the same."""
