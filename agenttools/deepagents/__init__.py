@@ -29,7 +29,8 @@ _check()
 
 # ruff: noqa: E402 - what these import may be missing in older versions
 from agenttools.deepagents.backend import VfsBackend
+from agenttools.deepagents.files import FilesBridge
 from agenttools.deepagents.rules import create_deep_agent
 from agenttools.deepagents.timetravel import TimeTravel
 
-__all__ = ["TimeTravel", "VfsBackend", "create_deep_agent"]
+__all__ = ["FilesBridge", "TimeTravel", "VfsBackend", "create_deep_agent"]

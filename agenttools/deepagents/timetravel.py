@@ -252,14 +252,14 @@ class TimeTravel(AgentMiddleware[Any, Any, Any]):
 
     def prune(self, checkpointer: Any, thread: str) -> int:
         """Drop the tree's checkpoints of which no checkpoint of the graph's ``thread`` knows any more; how many."""
-        known = {
-            tree["id"]
-            for found in checkpointer.list({"configurable": {"thread_id": thread}})
-            if (tree := found.checkpoint["channel_values"].get(CHANNEL))
-        }
+        known: set[Any] = set()
+        for found in checkpointer.list({"configurable": {"thread_id": thread}}):
+            values = found.checkpoint["channel_values"]
+            known |= {(values.get(CHANNEL) or {}).get("id"), (values.get("vfs_files") or {}).get("base")}
         client = self._backend.client_of(thread)
-        marks = _ask(client, "list", label=_label(thread))["checkpoints"]
-        refs = [mark["id"] for mark in marks[:-1] if mark["id"] not in known and " was " not in mark["label"]]
+        marks = _ask(client, "list", label=_label(thread))["checkpoints"][:-1]
+        marks += _ask(client, "list", label=files_label(thread))["checkpoints"]
+        refs = [mark["id"] for mark in marks if mark["id"] not in known and " was " not in mark["label"]]
         if refs:
             _ask(client, "drop", refs=refs)
         return len(refs)
@@ -268,6 +268,11 @@ class TimeTravel(AgentMiddleware[Any, Any, Any]):
 def _label(thread: str) -> str:
     """How the labels begin of the checkpoints that belong to a thread of the graph."""
     return f"langgraph {thread_word(thread)} "
+
+
+def files_label(thread: str) -> str:
+    """The label of the checkpoints that tell ``FilesBridge`` what a run of the thread changed."""
+    return f"files of {thread_word(thread)}"
 
 
 def _other(tree: Tree) -> str:
