@@ -141,10 +141,17 @@ class Policy:
         self._any_name = ("", "") in ends
         self._heads = tuple({os.fsencode(head) for head, _ in ends if head})
         self._tails = tuple({os.fsencode(tail) for head, tail in ends if not head})
+        self._firsts = {head[0] for head in self._heads}
+        self._lasts = {tail[-1] for tail in self._tails if tail}
 
     def mute(self, name: bytes) -> bool:
         """Whether it is plain to see that no pattern matches a path that ends in ``name``."""
-        return not self._any_name and not name.startswith(self._heads) and not name.endswith(self._tails)
+        if self._any_name or not name:
+            return False
+        # One byte tells most of them apart, however many patterns there are.
+        return not (name[0] in self._firsts and name.startswith(self._heads)) and not (
+            name[-1] in self._lasts and name.endswith(self._tails)
+        )
 
     def among(self, directory: bytes | str) -> Policy:
         """The rules, with the patterns, that can match an entry of the directory: of its entries it says the same."""
