@@ -67,7 +67,9 @@ def prepare(bwrap: str, profile: Profile, wanted: Limits, tree: str) -> Confinem
     key = f"{profile}-{key}"
     group = limits.group(wanted, key)
     limits.check(wanted, group)
-    return Confinement(profile, wanted, keeper.join(bwrap, key), group)
+    options = ["--unshare-ipc", *(("--unshare-net",) if profile == "offline" else ())]
+    terms = keeper.Terms(bwrap, options, seccomp.program(), lambda pid: limits.apply(wanted, pid, group))
+    return Confinement(profile, wanted, keeper.join(key, terms), group)
 
 
 def namespaces(confinement: Confinement) -> list[str]:
@@ -101,15 +103,22 @@ def kernel_files(present: Sequence[str]) -> list[str]:
     return argv
 
 
-def masks(shown: Sequence[str], private: Sequence[str]) -> list[str]:
-    """Options that hide, in the host's directories ``shown``, the ``private`` ones and what only root may read."""
-    argv: list[str] = []
+def masks(system: Sequence[str], bound: Sequence[str], private: Sequence[str], mountpoint: str) -> list[str]:
+    """Options that hide the ``private`` paths and what only root may read, in the host's top-level directories
+    ``system`` and in the toolchain's, ``bound``; also where the tree shows the former again, below ``mountpoint`` (""
+    when the command does not see it)."""
+    hidden = [(path, is_directory) for path, is_directory in _secrets() if os.geteuid() == 0]
     for path in sorted({path for name in private if name for path in (name, os.path.realpath(name))}):
-        if path != "/" and any(path == top or path.startswith(f"{top}/") for top in shown) and os.path.exists(path):
-            argv += _mask(path, os.path.isdir(path))
-    for path, is_directory in _secrets() if os.geteuid() == 0 else ():
-        argv += _mask(path, is_directory)
+        if path != "/" and _top(path, (*system, *bound)) and os.path.exists(path):
+            hidden.append((path, os.path.isdir(path)))
+    argv = [word for path, is_directory in hidden for word in _mask(path, is_directory)]
+    for top in sorted({top for path, _ in hidden if mountpoint and (top := _top(path, system))}):
+        argv += _mask(mountpoint + top, True)
     return argv
+
+
+def _top(path: str, directories: Sequence[str]) -> str | None:
+    return next((top for top in directories if path == top or path.startswith(f"{top}/")), None)
 
 
 def _mask(path: str, is_directory: bool) -> list[str]:
@@ -149,12 +158,9 @@ class Gate:
         self._confinement = confinement
         self._write = -1
         self._own: list[int] = []
-        filter_fd = os.memfd_create("seccomp")
-        self._own.append(filter_fd)
         try:
-            os.write(filter_fd, seccomp.program())
-            os.lseek(filter_fd, 0, os.SEEK_SET)
-            self.options = ["--seccomp", str(filter_fd)]
+            self._own.append(keeper.memory_file(seccomp.program()))
+            self.options = ["--seccomp", str(self._own[0])]
             if confinement.limits:
                 read, self._write = os.pipe2(os.O_CLOEXEC)
                 self._own.append(read)

@@ -2,7 +2,8 @@
 reaches what an earlier one left in the background, and nothing outside it can be named at all.
 
 Owns the keeper: a shell that is pid 1 of the namespace, shows nothing but the system's programs in its own ``/``, and
-reaps what commands leave behind. Every client that uses the namespaces holds a FIFO open; the keeper ends when none
+reaps what commands leave behind. A command may trace it, as they are one user's: so it is confined as commands are, by
+the same filter, limits and network. Every client that uses the namespaces holds a FIFO open; the keeper ends when none
 does and no other process is left. Clients find one another's keeper by the FIFO in the user's runtime directory,
 under a lock; where there is no such directory each process has a keeper of its own.
 """
@@ -15,15 +16,32 @@ import fcntl
 import json
 import os
 import select
+import signal
 import subprocess
+import sys
+import termios
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from errno import EOPNOTSUPP
+from typing import NamedTuple
 
 from agenttools import launcher, wire
 
-_KEEP = "echo; exec >/dev/null; while cat; set -- /proc/[0-9]*; test $# -gt 1; do sleep 1; done"
-"""cat ends when no client holds the FIFO. A shell that waits for a program reaps every other child it has, too."""
+_KEEP = """
+echo; exec >/dev/null 2>&1
+while :; do
+    cat || { sleep 1; continue; }
+    set -- /proc/[0-9]*
+    test $# -gt 1 || exit
+    timeout 5 head -c 1 /proc/self/fd/0
+done
+"""
+"""cat ends well when no client holds the FIFO, and ill when a command has killed it; head waits for the next client,
+since it opens the FIFO anew. A shell that waits for a program reaps every other child it has, too."""
+
+_JOIN_SECONDS = 2.0
+"""How long a keeper may take to read what a new client wrote."""
 
 _GET_USER_NAMESPACE = 0xB701
 """linux/nsfs.h NS_GET_USERNS: the user namespace that owns another namespace."""
@@ -39,7 +57,7 @@ class Spaces:
     """The shared namespaces, held for as long as this object is. ``fds`` are for bubblewrap, with ``options``."""
 
     def __init__(self, hold: int, pid: int, process: subprocess.Popen[bytes] | None) -> None:
-        self._hold, self._process = hold, process
+        self._hold, self._pid, self._process = hold, pid, process
         self.fds: list[int] = []
         self.options: list[str] = []
         try:
@@ -70,6 +88,8 @@ class Spaces:
 
     def close(self) -> None:
         """Let go; the keeper ends when others do not hold it either."""
+        if self.alive():
+            go_on(self._pid)
         for fd in (self._hold, *self.fds):
             os.close(fd)
         self._hold, self.fds = -1, []
@@ -90,7 +110,16 @@ def privileged() -> bool:
         return any(line.startswith("CapEff:") and int(line.split()[1], 16) >> 21 & 1 for line in status)
 
 
-def join(bwrap: str, key: str) -> Spaces:
+class Terms(NamedTuple):
+    """What a keeper is confined by: more ``options`` of bubblewrap, a filter, and what ``limit`` does to its pid."""
+
+    bwrap: str
+    options: Sequence[str]
+    seccomp: bytes
+    limit: Callable[[int], None]
+
+
+def join(key: str, terms: Terms) -> Spaces:
     """The namespaces called ``key``, made if there are none. Raises KeeperFailed."""
     with _lock:
         held = _held.get(key)
@@ -99,35 +128,58 @@ def join(bwrap: str, key: str) -> Spaces:
         if held is not None:
             del _held[key]
             held.close()
-        _held[key] = _join(bwrap, key)
+        _held[key] = _join(key, terms)
         return _held[key]
 
 
-def _join(bwrap: str, key: str) -> Spaces:
+def _join(key: str, terms: Terms) -> Spaces:
     try:
         directory = os.path.join(wire.make_runtime_dir(), "execute")
         os.makedirs(directory, 0o700, exist_ok=True)
     except OSError:
         read, write = os.pipe2(os.O_CLOEXEC)
-        return _start(bwrap, read, write)[0]
+        return _start(terms, read, write)[0]
     place = os.path.join(directory, key)
     with _locked(f"{place}.lock"):
         with contextlib.suppress(OSError, ValueError):  # ENXIO: no keeper reads
             write = os.open(f"{place}.fifo", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                with open(f"{place}.pid") as file:
-                    return Spaces(write, int(file.read()), None)
-            except ValueError:
-                os.close(write)
+            with open(f"{place}.pid") as file:
+                pid = int(file.read())
+            if _stays(write, pid):
+                return Spaces(write, pid, None)
+            os.close(write)
         with contextlib.suppress(FileExistsError):
             os.mkfifo(f"{place}.fifo", 0o600)
         read = os.open(f"{place}.fifo", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         write = os.open(f"{place}.fifo", os.O_WRONLY | os.O_CLOEXEC)
         os.set_blocking(read, True)
-        spaces, pid = _start(bwrap, read, write)
+        spaces, pid = _start(terms, read, write)
         with open(f"{place}.pid", "w") as file:
             file.write(str(pid))
         return spaces
+
+
+def go_on(pid: int) -> None:
+    """Start the keeper again, which a command that traced it may have stopped."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _stays(write: int, pid: int) -> bool:
+    """Whether the keeper reads what is written to it now: then it knows of us. One about to end reads no more."""
+    poller = select.poll()
+    poller.register(write, 0)
+    if poller.poll(0):
+        return False
+    go_on(pid)
+    with contextlib.suppress(BrokenPipeError, BlockingIOError):
+        os.write(write, b"\n")
+    deadline = time.monotonic() + _JOIN_SECONDS
+    while not poller.poll(0) and time.monotonic() < deadline:
+        if not int.from_bytes(fcntl.ioctl(write, termios.FIONREAD, bytes(4)), sys.byteorder):
+            return True
+        time.sleep(0.0005)
+    return False
 
 
 @contextlib.contextmanager
@@ -140,12 +192,14 @@ def _locked(path: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _start(bwrap: str, read: int, write: int) -> tuple[Spaces, int]:
+def _start(terms: Terms, read: int, write: int) -> tuple[Spaces, int]:
     """A new keeper, which reads ``read``; takes both descriptors over."""
     status, told = os.pipe2(os.O_CLOEXEC)
-    argv = [bwrap, "--json-status-fd", str(told), "--unshare-pid", "--unshare-ipc", "--as-pid-1", *_view()]
+    rules = memory_file(terms.seccomp)
+    argv = [terms.bwrap, "--json-status-fd", str(told), "--seccomp", str(rules), "--unshare-pid", "--as-pid-1"]
+    argv += [*terms.options, *_view()]
     try:
-        process = launcher.start(lambda: _popen([*argv, "/bin/sh", "-c", _KEEP], read, told))
+        process = launcher.start(lambda: _popen([*argv, "/bin/sh", "-c", _KEEP], read, told, rules))
     except BaseException:
         os.close(write)
         os.close(status)
@@ -153,6 +207,7 @@ def _start(bwrap: str, read: int, write: int) -> tuple[Spaces, int]:
     finally:
         os.close(read)
         os.close(told)
+        os.close(rules)
     assert process.stdout is not None
     with process.stdout as stdout, open(status) as lines:
         said = stdout.readline()
@@ -161,10 +216,24 @@ def _start(bwrap: str, read: int, write: int) -> tuple[Spaces, int]:
         os.close(write)
         process.wait()
         raise KeeperFailed(EOPNOTSUPP, said.decode(errors="replace").strip() or "bubblewrap failed")
-    return Spaces(write, pid, process), pid
+    spaces = Spaces(write, pid, process)
+    try:
+        terms.limit(pid)
+    except BaseException:
+        spaces.close()
+        raise
+    return spaces, pid
 
 
-def _popen(argv: Sequence[str], read: int, told: int) -> subprocess.Popen[bytes]:
+def memory_file(content: bytes) -> int:
+    """A descriptor to read ``content`` from."""
+    fd = os.memfd_create("vfsd")
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _popen(argv: Sequence[str], read: int, *fds: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         stdin=read,
@@ -172,7 +241,7 @@ def _popen(argv: Sequence[str], read: int, told: int) -> subprocess.Popen[bytes]
         stderr=subprocess.STDOUT,
         env={"PATH": "/usr/bin:/bin"},
         cwd="/",
-        pass_fds=(told,),
+        pass_fds=fds,
         start_new_session=True,
     )
 

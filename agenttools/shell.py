@@ -19,6 +19,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from errno import EACCES, ENOENT, ENOTDIR, EOPNOTSUPP
@@ -293,8 +294,13 @@ def _confined(
     if view == "mount":
         raise _refused(profile, "the view 'mount' has no namespaces to confine a command in")
     try:
-        confinement: Confinement = confine.prepare(need_bwrap(), profile, limits, place)
-        return run(root_view(client, place, cwd, env, call, confinement))
+        try:
+            return run(_prepared(client, profile, limits, place, cwd, env, call))
+        except SetupFailed as error:
+            if "--pidns" not in str(error):
+                raise
+            time.sleep(0.05)  # the keeper was about to end
+            return run(_prepared(client, profile, limits, place, cwd, env, call))
     except SetupFailed as error:
         if "Can't chdir" in str(error):
             raise _no_directory(str(error), cwd) from None
@@ -303,6 +309,13 @@ def _confined(
         raise _refused(profile, str(error.strerror)) from None
     except LimitsUnavailable as error:
         raise ViewUnavailable(EOPNOTSUPP, str(error.strerror)) from None
+
+
+def _prepared(
+    client: TreeClient, profile: Profile, limits: Limits, place: str, cwd: str, env: Mapping[str, str], call: str
+) -> Launch:
+    confinement: Confinement = confine.prepare(need_bwrap(), profile, limits, place)
+    return root_view(client, place, cwd, env, call, confinement)
 
 
 def _refused(profile: Profile, why: str) -> ViewUnavailable:

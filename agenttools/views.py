@@ -142,7 +142,8 @@ def root_view(
     for path in bound:
         argv += ["--bind" if path == mountpoint else "--ro-bind", path, path]
     if confinement:
-        argv += confine.masks([*shown, *(path for path in bound if path != mountpoint)], _private(client))
+        toolchains = [path for path in bound if path != mountpoint]
+        argv += confine.masks(shown, toolchains, _private(client), mountpoint if mountpoint in bound else "")
     argv += ["--chdir", absolute(cwd)]
     search = [
         entry
