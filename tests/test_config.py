@@ -92,6 +92,16 @@ def test_all_keys(tmp_path: Path) -> None:
         ('[routes."m"]\nkind = "memory"\n', 1, "absolute path"),
         ('[routes."/a/../b"]\nkind = "memory"\n', 1, "without '.' and '..'"),
         ('[routes."/a"]\nkind = "memory"\n[routes."/a/"]\nkind = "memory"\n', 3, "route '/a/' is there twice"),
+        ('[execute]\nprofile = "closed"\n', 2, "profile 'closed' is unknown: use open, tree, offline"),
+        ("[execute]\nshell = 1\n", 2, "unknown key 'shell' in [execute] (known: profile"),
+        ("[execute.limits]\nmemory = 0\n", 2, "memory must be a number of bytes above 0"),
+        ('[execute.limits]\nprocesses = "1K"\n', 2, "processes must be a number above 0"),
+        ("[execute.limits]\n\nram = 3\n", 3, "unknown key 'ram' in [execute.limits] (known: memory"),
+        ('[execute]\nprofile = "open"\n[execute.limits]\nmemory = 9\n', 3, "limits need a profile that confines"),
+        ("[execute.env]\nA = 1\n", 2, "the variable A must be a string"),
+        ('[execute.env]\n"A-B" = "x"\n', 2, "'A-B' is not the name of a variable"),
+        ('[execute]\npass_env = "A"\n', 2, "pass_env must be a list of names"),
+        ("execute = 1\n", 1, "execute must be a table"),
         (b'name = "a"\nthread = "\xff"\n', 2, "not UTF-8"),
     ],
 )
@@ -171,6 +181,20 @@ factory = "hubs:make"
     assert (hub.uri, hub.home) == ("factory:hubs:make", tmp_path)
     given = parse_route("/m/=store:postgresql://u@/db?host=/run#alice/files")
     assert (given.uri, given.namespace) == ("postgresql://u@/db?host=/run", ("alice", "files"))
+
+
+def test_execute(tmp_path: Path) -> None:
+    file = tmp_path / "vfsd.toml"
+    file.write_text(
+        '[execute]\nprofile = "offline"\npass_env = ["HTTPS_PROXY"]\n[execute.limits]\nmemory = "2G"\nprocesses = 100\n'
+        '[execute.env]\nCI = "1"\n'
+    )
+    assert load(file).execute.told() == {
+        "profile": "offline",
+        "limits": {"memory": 2 << 30, "processes": 100},
+        "env": {"CI": "1"},
+        "pass_env": ["HTTPS_PROXY"],
+    }
 
 
 def test_relative_state_home_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

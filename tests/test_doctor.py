@@ -98,6 +98,17 @@ def test_bubblewrap_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not found.ok and not found.fatal and "No permissions to create new namespace" in found.says
 
 
+def test_confinement_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "bwrap"
+    tool.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    profiles, sockets, limits = doctor.confinement()
+    assert profiles.says == "only 'open': bwrap: No permissions to create new namespace"
+    assert not profiles.ok and not profiles.fatal and sockets.says and limits.says
+
+
 def test_no_trial_when_something_fatal_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "device", lambda: Finding("FUSE device", "no", "do", True))
     monkeypatch.setattr(doctor, "trial", lambda: pytest.fail("mounted"))
@@ -110,4 +121,7 @@ def test_this_machine() -> None:
     run = subprocess.run([sys.executable, "-m", "vfsd", "doctor"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
     assert "ok  trial mount: mounted, wrote, read, unmounted" in run.stdout
+    assert "profiles of execute: 'tree' and 'offline' can be enforced" in run.stdout
+    assert "abstract sockets: " in run.stdout
+    assert "limits of execute: memory and " in run.stdout
     assert run.stdout.endswith("FUSE is usable here\n")

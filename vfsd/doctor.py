@@ -7,6 +7,7 @@ the last one, a real mount of a memory tree, is the proof.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -155,6 +156,17 @@ def sandbox() -> Finding:
     return Finding(what, f"bubblewrap does not work ({words}), so only the view 'mount'", fix)
 
 
+def confinement() -> list[Finding]:
+    """What execute can keep commands from here, as the clients, who run them, find it."""
+    # A program of its own: nothing of vfsd may import agenttools.
+    run = subprocess.run([sys.executable, "-m", "agenttools.abilities"], capture_output=True, text=True, check=False)
+    if run.returncode:
+        return [
+            Finding("profiles of execute", "only 'open'", run.stderr.strip().rpartition("\n")[2] or "no reason given")
+        ]
+    return [Finding(found["what"], found["says"], found["fix"]) for found in json.loads(run.stdout)]
+
+
 def trial() -> Finding:
     """Mount a memory tree in a temporary directory, write and read a file through it, unmount."""
     what = "trial mount"
@@ -193,7 +205,7 @@ def fuse_problem(*, allow_other: bool) -> str | None:
 
 def examine() -> list[Finding]:
     """All checks; the trial mount only when nothing already rules it out."""
-    findings = [device(), helper(), capability(), binding(), other_users(), sandbox()]
+    findings = [device(), helper(), capability(), binding(), other_users(), sandbox(), *confinement()]
     if not any(finding.fatal for finding in findings):
         findings.append(trial())
     return findings
