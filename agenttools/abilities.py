@@ -62,7 +62,7 @@ def bounds() -> dict[str, str]:
     if place is not None:
         return _finding(what, f"memory and processes of all commands together, by cgroups in {place}")
     each = "memory and CPU time of each process, by rlimits"
-    fix = "start it in a delegated cgroup: systemd-run --user --scope -p Delegate=yes ..."
+    fix = f"run as an ordinary user, or where cgroup v2 can be written to below {limits.CGROUPS}"
     if os.getuid() == 0:
         return _finding(what, f"{each}; none of processes, for root needs a cgroup for that", fix)
     return _finding(what, f"{each}; processes of all commands together")
