@@ -33,7 +33,7 @@ def test_dead_mount_is_recovered(world: World) -> None:
     row = world.status()
     assert row["state"] == "dead" and row["pid"] == pid and row["fix"] == "vfsd umount default"
     said = world.vfsd("mount", world.mp).stderr
-    assert said == f"vfsd: {world.mp} was left dead by a crash (Transport endpoint is not connected): detached it\n"
+    assert said == f"vfsd: {world.mp} was left dead by a crash (Transport endpoint is not connected): replaced it\n"
     assert (world.mp / "f").read_text() == "kept"
     assert world.mounts() == [str(world.mp)]
     assert world.vfsd("check").stdout.endswith(": clean\n")

@@ -228,6 +228,7 @@ class Daemon:
             # A route that waits brings contents out at each close.
             fuse = FuseDoor(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
             with self._serving:
+                mounts.clear(self.mountpoint)
                 await self._engine.run(fuse, self.mountpoint, options, started)
             log.info("unmounted %s", self.mountpoint)
             nursery.cancel_scope.cancel()

@@ -110,19 +110,41 @@ def answers(path: str, seconds: float = PROBE_SECONDS) -> OSError | None:
 
 
 def prepare(path: str) -> list[str]:
-    """Make sure that real path ``path`` can be mounted on; returns what was done about it, raises MountpointError.
+    """Make sure that real path ``path`` can be mounted on; returns what is to be said of it, raises MountpointError.
 
-    A mount of ours left dead by a crash is detached (the kernel answers ENOTCONN once its daemon is gone).
+    A mount of ours left dead by a crash stays until ``clear``: a program that goes on meanwhile must get an error
+    (ENOTCONN), and not write into the bare directory, where the new mount would hide it.
     """
-    done: list[str] = []
-    while (mount := mount_at(path)) is not None and mount.fstype.startswith("fuse"):
-        problem = answers(path)
-        if problem is None or problem.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-            what = "another vfsd" if mount.ours else f"{mount.source} ({mount.fstype})"
-            state = "" if problem is None else f", which does not answer ({problem.strerror})"
-            raise MountpointError(f"{path} is already mounted by {what}{state}: unmount it with fusermount3 -u {path}")
+    if _is_dead(path):
+        return [f"{path} was left dead by a crash (Transport endpoint is not connected): replaced it"]
+    _check(path)
+    return []
+
+
+def clear(path: str) -> None:
+    """Right before the mount: detach what a crash left dead on ``path``. Raises MountpointError when it isn't fit."""
+    dead = False
+    while _is_dead(path):
         unmount(path, lazy=True)
-        done.append(f"{path} was left dead by a crash (Transport endpoint is not connected): detached it")
+        dead = True
+    if dead:
+        _check(path)
+
+
+def _is_dead(path: str) -> bool:
+    """True for a mount whose daemon is gone, False for a bare path. Raises MountpointError for a mount that lives."""
+    mount = mount_at(path)
+    if mount is None or not mount.fstype.startswith("fuse"):
+        return False
+    problem = answers(path)
+    if problem is None or problem.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+        what = "another vfsd" if mount.ours else f"{mount.source} ({mount.fstype})"
+        state = "" if problem is None else f", which does not answer ({problem.strerror})"
+        raise MountpointError(f"{path} is already mounted by {what}{state}: unmount it with fusermount3 -u {path}")
+    return True
+
+
+def _check(path: str) -> None:
     try:
         info = os.stat(path)
         if not stat.S_ISDIR(info.st_mode):
@@ -137,7 +159,6 @@ def prepare(path: str) -> list[str]:
     if not os.access(path, os.W_OK):
         # fusermount3 refuses a mountpoint that its caller can't write to.
         raise MountpointError(f"mountpoint {path} is not writable for you: choose another directory")
-    return done
 
 
 def holders(path: str, dev: str | None = None) -> list[Holder]:
