@@ -24,6 +24,9 @@ pytestmark = pytest.mark.mount
 
 Run = Callable[..., dict[str, Any]]
 
+PROFILES: dict[str, Any] = {"root": None, "mount": "open"}
+"""The view of the mount has no namespaces to confine a command in."""
+
 
 @pytest.fixture(params=["invoke", "ainvoke"])
 def run(request: pytest.FixtureRequest) -> Run:
@@ -40,14 +43,14 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(params=["root", "mount"])
 def backend(request: pytest.FixtureRequest, mount: Mount) -> Iterator[VfsBackend]:
-    backend = VfsBackend(socket=mount.socket, view=request.param)
+    backend = VfsBackend(socket=mount.socket, view=request.param, profile=PROFILES[request.param])
     yield backend
     backend.delete("/project")
     backend.close()
 
 
 def test_a_job(run: Run, backend: VfsBackend, mount: Mount) -> None:
-    place = f"{mount.point}/project" if backend._view == "mount" else "/project"
+    place = f"{mount.point}/project" if "view='mount'" in repr(backend) else "/project"
     model = Scripted(
         turns=[
             [call("write_file", file_path="/project/add.py", content="def add(a, b):\n    return a - b\n")],

@@ -41,7 +41,7 @@ class Suite(SandboxIntegrationTests):
         route = f"/=local:{location}" if cls.kind == "local" else f"/={cls.kind}"
         mount = world.mount(f"{cls.kind}-{cls.view}", "--route", route)
         cls.point = mount.point
-        backend = VfsBackend(socket=mount.socket, view=cls.view)
+        backend = VfsBackend(socket=mount.socket, view=cls.view, profile="open" if cls.view == "mount" else None)
         yield backend
         backend.close()
         mount.stop()
