@@ -29,6 +29,7 @@ class Host:
         self.uploaded = self.connections = 0
         self.status: Callable[[], dict[str, Any]] = dict
         self.shutdown: Callable[[], object] = object
+        self.checkpoints = None
 
 
 Ask = Callable[..., Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -298,11 +297,11 @@ def test_a_reply_stays_below_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_others_run_while_a_search_does() -> None:
+    """A search of 5,000 files gives others a turn at least once in a hundred."""
     files: Mapping[str, bytes | str] = {f"/d{i % 50}/f{i}": "some text\n" * 100 for i in range(5000)}
 
-    async def run(paths: Paths) -> tuple[int, float]:
+    async def run(paths: Paths) -> int:
         turns = 0
-        began = time.perf_counter()
         async with trio.open_nursery() as nursery:
 
             async def turn() -> None:
@@ -312,15 +311,11 @@ def test_others_run_while_a_search_does() -> None:
                     turns += 1
 
             nursery.start_soon(turn)
-            await trio.lowlevel.checkpoint()
-            began = time.perf_counter()
             await search.grep(paths, b"text", b"/", ROOT)
-            took = time.perf_counter() - began
             nursery.cancel_scope.cancel()
-        return turns, took
+        return turns
 
-    turns, took = searching(files, run)
-    assert turns >= took / 0.01
+    assert searching(files, run) >= 50
 
 
 def test_a_large_directory_is_sorted_and_whole() -> None:

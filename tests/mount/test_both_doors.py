@@ -101,6 +101,19 @@ def test_a_tool_sees_what_the_shell_has_written_before_it_closes(both: Both) -> 
             os.rename(point / "g", point / "f")
 
 
+def test_an_append_follows_what_the_other_door_appended(both: Both) -> None:
+    """Also where the kernel has not heard of it yet and asks for the old end: at 0, at a page's edge, with one length."""
+    for name, start in (("empty", b""), ("page", b"x" * 4096)):
+        (both.point / name).write_bytes(start)
+        tool = both.client.call("open", path=os.fsencode(f"{both.path}/{name}"), flags=os.O_WRONLY | os.O_APPEND)["fh"]
+        with open(both.point / name, "ab", buffering=0) as shell:
+            for _ in range(3):
+                both.client.call("pwrite", fh=tool, offset=0, data=b"tool \n")
+                shell.write(b"shell\n")
+        both.client.call("close", fh=tool)
+        assert (both.point / name).read_bytes() == start + b"tool \nshell\n" * 3
+
+
 def test_four_shell_writers_and_four_tool_writers_at_once(both: Both) -> None:
     """Each looks through the other door after every write; all append to one log; every tool counts by edits."""
     point = both.point

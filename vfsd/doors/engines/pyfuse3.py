@@ -29,7 +29,6 @@ from vfsd.doors.notify import Notifier
 log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_PAGE = 4096
 
 
 class Pyfuse3Engine:
@@ -117,6 +116,7 @@ class _Operations(pyfuse3.Operations):
         self._started = started
         self._handles: dict[int, tuple[int, int, int]] = {}  # ours -> ino, the volume's fh, open flags
         self._openers: dict[int, Caller] = {}  # pyfuse3 does not say who reads and writes
+        self._sizes: dict[int, int] = {}  # the size of each file as the kernel was told, or made it by writing
         self._last = 0
         self.requests = 0
 
@@ -126,6 +126,7 @@ class _Operations(pyfuse3.Operations):
     # ---- values
 
     def _attributes(self, attr: Attr, entry_ttl: float) -> EntryAttributes:
+        self._sizes[attr.ino] = attr.size
         e = EntryAttributes()
         e.st_ino = attr.ino
         e.generation = 0
@@ -176,6 +177,8 @@ class _Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for ino, count in inode_list:
             self._door.forget(ino, count)
+            if not self._door.known.lookups(ino):
+                self._sizes.pop(ino, None)
 
     @_guarded
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
@@ -286,12 +289,11 @@ class _Operations(pyfuse3.Operations):
     @_guarded
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         ino, handle, flags = self._handles[fh]
-        from_cache = False
-        if flags & os.O_APPEND and offset % _PAGE == 0:
-            # pyfuse3 does not say that the kernel writes back a mapped page with a handle it only guessed; a page
-            # inside the file is one, an append begins at its end.
-            size = (await self._door.getattr(ino, None, _NOBODY)).size
-            from_cache = offset < size and offset + len(data) <= -(-size // _PAGE) * _PAGE
+        # pyfuse3 does not say that the kernel writes back a mapped page with a handle it only guessed. But an append
+        # begins at the end of the file as the kernel knows it, and a mapped page before.
+        size = self._sizes.get(ino, 0)
+        from_cache = bool(flags & os.O_APPEND) and offset < size
+        self._sizes[ino] = max(size, offset + len(data))
         return await self._door.write(ino, handle, offset, data, flags, self._openers[fh], from_cache=from_cache)
 
     @_guarded
