@@ -102,7 +102,7 @@ def test_a_tool_sees_what_the_shell_has_written_before_it_closes(both: Both) -> 
 
 
 def test_an_append_follows_what_the_other_door_appended(both: Both) -> None:
-    """Also where the kernel has not heard of it yet and asks for the old end: at 0, at a page's edge, with one length."""
+    """Also where the kernel has not heard of it yet and asks for the old end: at 0, and at a page's edge."""
     for name, start in (("empty", b""), ("page", b"x" * 4096)):
         (both.point / name).write_bytes(start)
         tool = both.client.call("open", path=os.fsencode(f"{both.path}/{name}"), flags=os.O_WRONLY | os.O_APPEND)["fh"]
