@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from langchain.agents.middleware.types import AgentMiddleware, AgentState, PrivateStateAttr
 from langchain_core.runnables.config import var_child_runnable_config
-from langgraph._internal._constants import CONFIG_KEY_READ, CONFIG_KEY_SEND
+from langgraph._internal._constants import CONFIG_KEY_READ, CONFIG_KEY_RUNTIME, CONFIG_KEY_SEND
 
 from agenttools.daemons import ThreadClient, thread_word
 
@@ -61,9 +61,10 @@ class TreeState(AgentState[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A task of a graph: its thread, the graph's checkpoint its step began from, the tree's record in that."""
+    """A task of a graph: its thread, the run, the graph's checkpoint its step began from, the tree's record in that."""
 
     thread: str
+    run: Any
     at: str
     tree: Tree
     send: Callable[[list[tuple[str, Any]]], None]
@@ -80,7 +81,8 @@ def place() -> Place | None:
     except KeyError:
         return None
     level = str(found.get("checkpoint_ns", "")).rpartition("|")[0]
-    return Place(str(thread), str(found["checkpoint_map"][level]), tree or {}, found[CONFIG_KEY_SEND])
+    run = getattr(found.get(CONFIG_KEY_RUNTIME), "control", None)
+    return Place(str(thread), run, str(found["checkpoint_map"][level]), tree or {}, found[CONFIG_KEY_SEND])
 
 
 class TimeTravel(AgentMiddleware[Any, Any, Any]):
@@ -99,7 +101,7 @@ class TimeTravel(AgentMiddleware[Any, Any, Any]):
         self._backend = backend
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
-        self._at: dict[str, str] = {}
+        self._at: dict[str, tuple[Any, str]] = {}
         backend.travel = self
 
     # ------------------------------------------------------------------ the hooks
@@ -161,8 +163,9 @@ class TimeTravel(AgentMiddleware[Any, Any, Any]):
     # ------------------------------------------------------------------ the tree
 
     def is_at(self, here: Place) -> bool:
-        """Whether the tree was seen to be right for this step."""
-        return self._at.get(here.thread) == here.at
+        """Whether the tree was seen to be right for this step of this run: before another it may be taken elsewhere."""
+        run, at = self._at.get(here.thread, (None, ""))
+        return run is not None and run is here.run and at == here.at
 
     def bring(self, here: Place) -> None:
         """Have the tree where the state says that it is."""
@@ -178,7 +181,7 @@ class TimeTravel(AgentMiddleware[Any, Any, Any]):
             with self._lock:
                 if len(self._at) >= _PLACES:
                     self._at.clear()
-                self._at[here.thread] = here.at
+                self._at[here.thread] = (here.run, here.at)
 
     def _bring(self, thread: str, at: str, tree: Tree) -> None:
         client = self._backend.client_of(thread)

@@ -240,6 +240,15 @@ def test_create_deep_agent_with_routes(place: Mount) -> None:
             make(rule(*paths))
 
 
+def test_rules_that_are_in_force_are_not_installed_again(place: Mount) -> None:
+    with Client(socket=place.socket) as client:
+        one = {"operations": ["write"], "paths": ["/none/**"], "mode": "deny"}
+        assert client.call("rules_set", owner="o", rules=[one])["warnings"] != []
+        assert client.call("rules_set", owner="o", rules=[one])["warnings"] == []
+        assert client.call("rules_set", owner="o", rules=[one], waits=False)["warnings"] != []
+        assert len(client.call("rules")["layers"]) == 2
+
+
 def test_malformed_rules_are_refused_and_nothing_goes_on(place: Mount) -> None:
     odd = FilesystemPermission(operations=["write"], paths=["/x/**"], mode="deny")
     odd.mode = "odd"  # type: ignore[assignment]

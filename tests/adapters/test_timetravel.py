@@ -310,6 +310,18 @@ def test_interrupts_and_time_travel(make: Make) -> None:
     assert files() == {"/a": "two"}
 
 
+def test_a_run_that_is_resumed_finds_its_files_although_others_travelled(make: Make) -> None:
+    saver = InMemorySaver()
+    turns = [write("/a", "one")], [write("/a", "two")], [call("execute", command="cat a")], []
+    agent = make(saver, *turns, interrupt_on={"execute": True})
+    agent.invoke(go(), config())
+    other = TimeTravel(VfsBackend(thread="auto"))
+    other.rewind(at(agent, next=("model",), seen=3))
+    assert files() == {"/a": "one"}
+    state = agent.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config())
+    assert str(answers(state)[-1].content).startswith("two\n")
+
+
 def test_a_checkpoint_that_is_gone_stops_the_run(make: Make, world: World) -> None:
     agent = make(InMemorySaver(), [write("/a", "one")], [write("/a", "two")], [], [])
     agent.invoke(go(), config())
@@ -319,6 +331,23 @@ def test_a_checkpoint_that_is_gone_stops_the_run(make: Make, world: World) -> No
     with pytest.raises(FileNotFoundError, match="no checkpoint is called"):
         agent.invoke(None, snapshot.config)
     assert files() == {"/a": "two"}
+
+
+def test_what_a_step_costs(make: Make, backend: VfsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend.client_of("t1").call("status")
+    asked: list[str] = []
+    plain = Client.call
+
+    def noted(self: Client, op: str, /, **params: Any) -> Any:
+        asked.append(params["action"] if op == "checkpoint" else op)
+        return plain(self, op, **params)
+
+    monkeypatch.setattr(Client, "call", noted)
+    many = [call("read_file", file_path=f"/{n}") for n in range(5)]
+    agent = make(InMemorySaver(), [write("/a", "one")], many, [])
+    agent.invoke(go(), config())
+    # Six steps: the beginning, three of the model, two of tools. All but the first look once, each task records once.
+    assert asked.count("create") == 1 + 3 + 1 + 5 and asked.count("list") == 5 and asked.count("restore") == 0
 
 
 def test_prune(make: Make, backend: VfsBackend) -> None:
