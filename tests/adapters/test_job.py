@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import BROKEN, GIT, MENDED, bundle_in
 from worlds import World
 
 pytest.importorskip("deepagents")
@@ -26,16 +27,6 @@ from agenttools.deepagents import FilesBridge, TimeTravel, VfsBackend
 pytestmark = pytest.mark.mount
 
 Run = Callable[..., dict[str, Any]]
-
-BROKEN = "def add(a, b):\n    return a - b\n"
-MENDED = "def add(a, b):\n    return a + b\n"
-TEST = """import unittest, calc
-
-class T(unittest.TestCase):
-    def test(self):
-        self.assertEqual(calc.add(1, 2), 3)
-"""
-GIT = "git -c user.name=agent -c user.email=agent@example.org"
 
 
 @pytest.fixture(params=["invoke", "ainvoke"])
@@ -61,12 +52,7 @@ def backend(world: World) -> Iterator[VfsBackend]:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> bytes:
-    """A repository with a fault in it, as one file."""
-    (tmp_path / "calc.py").write_text(BROKEN)
-    (tmp_path / "test_calc.py").write_text(TEST)
-    script = f"git init -q -b main . && git add . && {GIT} commit -q -m first && git bundle create -q all.bundle main"
-    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, timeout=30)
-    return (tmp_path / "all.bundle").read_bytes()
+    return bundle_in(tmp_path)
 
 
 def agent_of(backend: VfsBackend, saver: Any, *turns: list[dict[str, Any]]) -> tuple[Any, Scripted]:
