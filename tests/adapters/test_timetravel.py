@@ -8,7 +8,7 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,10 +232,32 @@ def test_a_copy_into_a_thread_with_files_is_refused(make: Make) -> None:
     assert files("t3") == {"/own": "mine\n"}
 
 
-def test_in_asyncio(make: Make) -> None:
-    agent = make(InMemorySaver(), [write("/a", "one")], [call("execute", command="echo two > a")], [], [], [])
+@contextlib.asynccontextmanager
+async def aopened(kind: str, place: str) -> AsyncIterator[Any]:
+    if kind == "memory":
+        yield InMemorySaver()
+    elif kind == "sqlite":
+        sqlite = pytest.importorskip("langgraph.checkpoint.sqlite.aio")
+        async with sqlite.AsyncSqliteSaver.from_conn_string(place) as saver:
+            yield saver
+    else:
+        from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 
-    async def job() -> None:
+        async with AsyncPostgresSaver.from_conn_string(place) as saver:
+            await saver.setup()
+            await saver.adelete_thread("t1")
+            yield saver
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_in_asyncio(make: Make, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    place = request.getfixturevalue("postgres") if kind == "postgres" else str(tmp_path / "saved.db")
+
+    async def run() -> None:
+        async with aopened(kind, place) as saver:
+            await job(make(saver, [write("/a", "one")], [call("execute", command="echo two > a")], [], [], []))
+
+    async def job(agent: Any) -> None:
         await agent.ainvoke(go(), config())
         assert files() == {"/a": "two\n"}
         snapshots = [s async for s in agent.aget_state_history(config()) if s.next == ("tools",)]
@@ -243,7 +265,7 @@ def test_in_asyncio(make: Make) -> None:
         assert files() == {"/a": "two\n"}
         await agent.ainvoke(None, next(s for s in snapshots if len(s.values["messages"]) == 2).config)
 
-    asyncio.run(job())
+    asyncio.run(run())
     assert files() == {"/a": "one"}
 
 
