@@ -229,7 +229,10 @@ class SqliteBackend:
                 self._fdatasync()
                 self._data.punch(runs)
             roomier = True
-        frees = not any(type(c) in (Write, Reserve, Dentry) for c in changes)
+        # Only for what deletes or cuts off, or else a program that touches files again and again would use it up.
+        frees = not any(type(c) in (Write, Reserve, Dentry) for c in changes) and any(
+            type(c) in (NoDentry, Drop) or (type(c) is Zero and c.end is None) for c in changes
+        )
         return (frees and ballast.give_up(self._dir)) or roomier
 
     def statfs(self) -> StatFs:
