@@ -321,17 +321,20 @@ class RemoteFiles(RemoteReads):
         try:
             with trio.CancelScope(shield=True):
                 async with self.lane:
-                    await self._put_or_undo(node)
+                    await self._put_or_undo(node, fh)
         finally:
             TreeVolume.release(self, node.ino, fh)
 
-    async def _put_or_undo(self, node: Node) -> None:
-        """For a file that nobody writes any more."""
+    async def _put_or_undo(self, node: Node, fh: int = 0) -> None:
+        """For a file that nobody writes any more, but by ``fh``, which is being closed."""
         if node.id not in self._dirty:
             return
         try:
             await self._put_node(node)
         except OSError as exc:
+            if self._writers(node, fh):
+                # Opened for writing while we waited: the content is that one's now, who hears of it at its own close.
+                return
             paths = self._paths(node)
             self._undo(node, paths)
             log.warning("route %s: %r is as it was before: %s", self.label, paths[:1], exc.strerror)
