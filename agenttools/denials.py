@@ -1,6 +1,6 @@
 """Why the tree denied something to a command: a program is only told EACCES, the daemon's record has the sentence.
 
-Owns the look into ``/.vfsd/errors.ndjson`` (``docs/audit.md``). Raises nothing: without a record there are no sentences.
+Owns the look into ``/.vfsd/errors.ndjson`` (``docs/audit.md``). Raises nothing: without a record there is nothing said.
 """
 
 from __future__ import annotations
