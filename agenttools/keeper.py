@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -45,6 +46,9 @@ _JOIN_SECONDS = 2.0
 
 _GET_USER_NAMESPACE = 0xB701
 """linux/nsfs.h NS_GET_USERNS: the user namespace that owns another namespace."""
+
+_PIDS_FROM = 1 << 20
+"""Where the namespace's pids begin at the earliest; a host counts from 1 and, at the kernel's default, to 32768."""
 
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -159,6 +163,21 @@ def _join(key: str, terms: Terms) -> Spaces:
         return spaces
 
 
+def _count_high(pid: int) -> None:
+    """Have the namespace number its processes from where the host's do not come.
+
+    A pid that a command leaves in a file then never names one of the host's processes. pid_max is a namespace's own
+    since Linux 6.14; where it can't be set the numbers stay small.
+    """
+    start = _PIDS_FROM + secrets.randbelow(_PIDS_FROM)
+    script = f"echo {1 << 22} >/proc/sys/kernel/pid_max; echo {start} >/proc/sys/kernel/ns_last_pid"
+    enter = ["nsenter", f"--pid=/proc/{pid}/ns/pid"]
+    if not privileged():
+        enter += [f"--user=/proc/{pid}/ns/user", "--preserve-credentials"]
+    with contextlib.suppress(OSError):
+        subprocess.run([*enter, "sh", "-c", script], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def go_on(pid: int) -> None:
     """Start the keeper again, which a command that traced it may have stopped."""
     with contextlib.suppress(OSError):
@@ -222,6 +241,7 @@ def _start(terms: Terms, read: int, write: int) -> tuple[Spaces, int]:
     except BaseException:
         spaces.close()
         raise
+    _count_high(pid)
     return spaces, pid
 
 

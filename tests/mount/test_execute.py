@@ -114,6 +114,12 @@ def test_timeout_in_the_tree(mount: Mount) -> None:
     assert subprocess.run(["pgrep", "-xf", "sleep 411"]).returncode == 1
 
 
+def test_a_pid_that_a_command_leaves_in_a_file_names_no_process_of_the_host(mount: Mount) -> None:
+    assert mount.run("sleep 0.1 & echo $! > /child").exit_code == 0
+    pid = int((mount.path / "child").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_many_at_once(mount: Mount) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda n: mount.run(f"echo {n} > /tmp/f{n} && cat /tmp/f{n}"), range(32)))
