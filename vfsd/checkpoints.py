@@ -42,7 +42,7 @@ NEARLY_FULL = 0.05
 """Share of the disk that is free below which all automatic checkpoints but the newest are given up."""
 
 COMPACT_BYTES = 8 << 20
-"""Bytes a database wastes before it is compacted unasked, by a mount at rest."""
+"""Bytes a database or a data file wastes before they are given back unasked, by a mount at rest."""
 
 REST_SECONDS = 60.0
 """Time without a change after which a mount is at rest."""
@@ -445,6 +445,8 @@ class Checkpoints:
             for volume in self._volumes.values():
                 if volume.store.waste() > COMPACT_BYTES:
                     await volume.store.compact()
+                elif volume.store.slack() > COMPACT_BYTES:
+                    await volume.store.give_back()
 
     def _surplus(self) -> Mark | None:
         """The oldest checkpoint that retention does not keep."""

@@ -17,10 +17,11 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from vfsd.backends.freespace import BLOCK, FreeSpace
 
@@ -93,6 +94,7 @@ class ExtentFile:
         self._withheld: list[tuple[int, int]] = []
         """Runs that only the checkpoint being dropped still shows."""
         self._quarantine: list[tuple[int, int]] = []
+        self._unpunched = 0
         self.rows: list[Row] = []
         self.patches: list[tuple[int, bytes]] = []
         """(offset in the host file, bytes) that the owner logs with the rows, for a start to write again in order."""
@@ -216,20 +218,36 @@ class ExtentFile:
         runs, self._quarantine = self._quarantine, []
         return runs
 
-    def release(self, runs: Iterable[tuple[int, int]]) -> None:
+    def release(self, runs: Iterable[tuple[int, int]], *, punched: bool = True) -> None:
         """Make drained runs free to use."""
         for start, length in runs:
             self.free.give(start, length)
+            if not punched:
+                self._unpunched += length
+
+    def slack(self) -> int:
+        """Bytes that ``free_runs`` is for: about as many, for some may be in use again."""
+        return self._unpunched + self.free.tail()
+
+    @contextlib.contextmanager
+    def free_runs(self) -> Iterator[list[tuple[int, int]]]:
+        """All free runs, out of use inside, to be punched; then the host file is cut off where nothing is in use."""
+        runs = self.free.take_all()
+        unpunched, self._unpunched = self._unpunched, 0
+        try:
+            yield runs
+        except BaseException:
+            self._unpunched += unpunched
+            raise
+        finally:
+            self.release(runs)
+        self.free.trim()
+        if os.fstat(self.fd).st_size > self.free.end:
+            os.ftruncate(self.fd, self.free.end)
 
     def requeue(self, runs: list[tuple[int, int]]) -> None:
         """Put drained runs back into quarantine: what freed them could not be made durable."""
         self._quarantine += runs
-
-    def trim(self) -> None:
-        """Cut the host file off behind the last byte in use."""
-        self.free.trim()
-        if os.fstat(self.fd).st_size > self.free.end:
-            os.ftruncate(self.fd, self.free.end)
 
     def quarantined(self) -> int:
         """Bytes freed but not yet drained."""
@@ -261,6 +279,7 @@ class ExtentFile:
                 self._pwrite(data, disk + offset - start)
                 return
         view = memoryview(data)
+        in_place: list[tuple[memoryview, int]] = []
         at = offset
         while at < end:
             i = file.index(at)
@@ -269,7 +288,7 @@ class ExtentFile:
                 stop = min(end, start + size)
                 part = view[at - offset : stop - offset]
                 if epoch > self.frozen:
-                    self._pwrite(part, disk + at - start)
+                    in_place.append((part, disk + at - start))
                 else:
                     self._replace_frozen(file, node, i, at, part)
             else:
@@ -280,6 +299,9 @@ class ExtentFile:
                 keep = (bool(head), bool(tail) and i < len(extents))
                 self._splice(file, node, i, i, self._put(at - head, [bytes(head), part, bytes(tail)], keep))
             at = stop
+        # Last: a full disk refuses new blocks only, and what is written over can't be had back.
+        for part, disk in in_place:
+            self._pwrite(part, disk)
 
     def _replace_frozen(self, file: FileMap, node: int, i: int, at: int, data: memoryview) -> None:
         """Write within extent ``i``, which a checkpoint shows: whole blocks anew, the rest of the extent as it is."""

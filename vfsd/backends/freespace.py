@@ -22,7 +22,8 @@ class FreeSpace:
     def take(self, length: int) -> list[tuple[int, int]]:
         """Give out ``length`` bytes as few (start, length) runs.
 
-        Small requests are carved from a window, so that files written one after another lie one after another.
+        Small requests are carved from a window, so that files written one after another lie one after another. The
+        lowest free runs go first, so that the end of the file gets free and can be cut off.
         """
         out: list[tuple[int, int]] = []
         while length:
@@ -40,7 +41,7 @@ class FreeSpace:
 
     def _open_window(self, length: int) -> None:
         if self.runs:
-            self._start, self._left = self.runs.popitem(-1)
+            self._start, self._left = self.runs.popitem(0)
         else:
             self._start, self._left = self.end, max(length, _WINDOW)
             self.end += self._left
@@ -53,6 +54,15 @@ class FreeSpace:
         runs = list(self.runs.items())
         self.runs.clear()
         return runs
+
+    def tail(self) -> int:
+        """Bytes free at the end, or fewer, which ``trim`` would cut off once the window is given back."""
+        start = self.end
+        if self.runs and sum(self.runs.peekitem(-1)) == start:
+            start = self.runs.peekitem(-1)[0]
+        if self._left and self._start + self._left == start:
+            start = self._start
+        return self.end - start
 
     def trim(self) -> None:
         """Lower ``end`` to the last byte that is not free."""

@@ -258,7 +258,7 @@ class SqliteBackend:
             raise
 
     @contextlib.contextmanager
-    def _freed(self) -> Iterator[list[tuple[int, int]]]:
+    def _freed(self, *, punched: bool = True) -> Iterator[list[tuple[int, int]]]:
         """The blocks freed so far: free to use once the block has made their freeing durable, else they wait on."""
         runs = self._data.drain()
         try:
@@ -266,12 +266,12 @@ class SqliteBackend:
         except BaseException:
             self._data.requeue(runs)
             raise
-        self._data.release(runs)
+        self._data.release(runs, punched=punched)
 
     async def sync(self) -> None:
         if self._bad is not None:
             raise fail(errno.EIO)
-        with self._freed():
+        with self._freed(punched=False):
             await trio.to_thread.run_sync(self._fdatasync)
 
     async def maintain(self) -> None:
@@ -439,13 +439,14 @@ class SqliteBackend:
         """Give all free space back to the host, that of the database too. Raises OSError."""
         async with self.busy:
             self.fold_now()
-            free = self._data.free.take_all()
-            try:
-                with self._turn() as runs:
-                    await trio.to_thread.run_sync(self._compact, runs, free)
-            finally:
-                self._data.release(free)
-            self._data.trim()
+            with self._data.free_runs() as free, self._turn() as runs:
+                await trio.to_thread.run_sync(self._compact, runs, free)
+
+    async def give_back(self) -> None:
+        """Give the data file's free space back to the host."""
+        async with self.busy:
+            with self._data.free_runs() as free:
+                await trio.to_thread.run_sync(self._data.punch, free)
 
     def _compact(self, runs: list[tuple[int, int]], free: list[tuple[int, int]]) -> None:
         self._fold(runs)
@@ -466,6 +467,10 @@ class SqliteBackend:
         """Bytes of the database file that hold nothing, which only ``compact`` gives back."""
         pages, size = (self._execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
         return int(pages) * int(size)
+
+    def slack(self) -> int:
+        """Bytes of the data file that ``give_back`` may free."""
+        return self._data.slack()
 
     def disk_used(self) -> int:
         """Bytes of the host's disk that the volume takes."""

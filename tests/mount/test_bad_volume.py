@@ -1,0 +1,72 @@
+"""A volume that turns bad under a mount: read-only with a line in the log, never a daemon that dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from daemons import Daemon
+from trees import ENGINES, watched
+
+from vfsd.check import check_volume
+
+pytestmark = pytest.mark.timeout(120)
+PROGRAM = Path(__file__).with_name("failing_daemon.py")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_disk_that_fails_makes_the_mount_read_only(engine: str, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "d", engine)
+    plain, flag = daemon.command, tmp_path / "flag"
+    daemon.command = [sys.executable, str(PROGRAM), str(flag), *plain[3:]]
+    try:
+        daemon.start()
+        point = daemon.point
+        with watched(point):
+            (point / "f").write_bytes(b"f" * 50_000)
+            (point / "d").mkdir()
+            fd = os.open(point / "f", os.O_RDWR)
+            flag.touch()
+            for _ in range(2):
+                # The second time too: the kernel has forgotten what it could not write.
+                with pytest.raises(OSError) as caught:
+                    os.fsync(fd)
+                assert caught.value.errno == errno.EIO
+            flag.unlink()
+            call = daemon.client.call
+            for change in (
+                lambda: os.write(fd, b"x"),
+                lambda: (point / "g").write_bytes(b"g"),
+                lambda: os.rename(point / "f", point / "h"),
+                lambda: os.rmdir(point / "d"),
+                lambda: call("write", path=b"/tool", data=b"t"),
+                lambda: call("checkpoint", action="create", label="no"),
+            ):
+                with pytest.raises(OSError) as caught:
+                    change()
+                assert caught.value.errno == errno.EROFS
+            assert (point / "f").read_bytes() == b"f" * 50_000
+            assert call("read", path=b"/f")["size"] == 50_000
+            assert sorted(os.listdir(point)) == ["d", "f"]
+            os.close(fd)
+        lines = [line for line in daemon.log().splitlines() if " ERROR " in line]
+        assert len(lines) == 1 and "Traceback" not in daemon.log()
+        said = "is read-only from now on: a sync failed (Input/output error); mount it again once the cause is gone"
+        assert lines[0].endswith(f"volume {daemon.volume} {said}")
+
+        # Mounted again, it has all there was and takes more.
+        assert daemon.vfsd("umount", "test").returncode == 0
+        assert daemon.process is not None
+        daemon.process.wait(30)
+        daemon._reap()
+        assert check_volume(daemon.volume) == []
+        daemon.command = plain
+        daemon.start()
+        with watched(point):
+            assert (point / "f").read_bytes() == b"f" * 50_000
+            (point / "g").write_bytes(b"g")
+    finally:
+        daemon.abort()
