@@ -153,11 +153,12 @@ async def test_cancelling_ends_the_command(kind: str, mode: str, mount: Mount) -
         assert text(await client.call_tool("execute", {"command": "echo on"})).startswith("on\n")
 
 
+@pytest.mark.parametrize("options", [[], ["--view", "mount", "--profile", "open"]])
 @pytest.mark.parametrize("how", ["SIGTERM", "EOF"])
-def test_no_command_outlives_a_stdio_server(how: str, mount: Mount) -> None:
-    marker = f"61.{os.getpid()}{len(how)}"
+def test_no_command_outlives_a_stdio_server(how: str, options: list[str], mount: Mount) -> None:
+    marker = f"61.{os.getpid()}{len(how)}{len(options)}"
     server = subprocess.Popen(
-        [*SERVER, "--socket", mount.socket, "mcp", "--view", "mount"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*SERVER, "--socket", mount.socket, "mcp", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert server.stdin is not None and server.stdout is not None
 

@@ -97,12 +97,13 @@ def test_a_tool_is_known_by_its_name_and_call(daemon: Daemon) -> None:
     ]
 
 
-@pytest.mark.parametrize("view", ["root", "mount"])
-def test_all_children_of_an_execute_lead_to_its_call(daemon: Daemon, view: str) -> None:
+@pytest.mark.parametrize(("view", "profile"), [("root", "open"), ("root", "tree"), ("mount", "open")])
+def test_all_children_of_an_execute_lead_to_its_call(daemon: Daemon, view: str, profile: str) -> None:
     orphan = "(setsid env -i /bin/sh -c 'sleep 0.2; echo > orphan' </dev/null >/dev/null 2>&1 &); sleep 0.6;"
-    namespace = "unshare -pf /bin/sh -c 'echo > pidns';" if os.geteuid() == 0 else ""
+    namespace = "unshare -pf /bin/sh -c 'echo > pidns';" if os.geteuid() == 0 and profile == "open" else ""
     command = f"echo > direct; env -i /bin/sh -c 'echo > cleared'; {namespace} (echo > subshell & wait);"
-    ran = tools.execute(daemon.client, command + (orphan if view == "root" else ""), view=view, call_id="call_9")
+    command += orphan if view == "root" else ""
+    ran = tools.execute(daemon.client, command, view=view, profile=profile, call_id="call_9")
     if ran.view != view:
         pytest.skip(f"no view {view} here")
     assert ran.exit_code == 0, ran

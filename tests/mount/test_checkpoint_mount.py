@@ -194,9 +194,9 @@ def test_undo_takes_back_an_execute(place: Place) -> None:
     (place.mp / "a").write_text("old")
     (place.mp / "d").mkdir()
     with place.client() as client:
-        ran = tools.execute(client, "echo new > a; rmdir d; echo more > b", view="mount")
+        ran = tools.execute(client, "echo new > a; rmdir d; echo more > b", view="mount", profile="open")
         assert ran.exit_code == 0, ran
-        assert tools.execute(client, "cat a", view="mount").output == "new\n"
+        assert tools.execute(client, "cat a", view="mount", profile="open").output == "new\n"
     said = place.vfsd("undo").stdout
     assert said.startswith("took back execute: echo new > a; rmdir d; echo more > b: ")
     assert (place.mp / "a").read_text() == "old"
@@ -312,7 +312,7 @@ def test_a_configured_policy_is_followed(native: Place) -> None:
     with native.client() as client:
         for i in range(6):
             assert tools.write(client, f"/{i}", "x").error is None
-        tools.execute(client, "touch by-execute", view="mount")
+        tools.execute(client, "touch by-execute", view="mount", profile="open")
         assert tools.edit(client, "/0", "x", "y").error is None
     assert [mark["label"] for mark in native.json("checkpoint", "list")] == [
         "write /0",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from shell_world import Daemon, alive, pids
@@ -104,3 +107,52 @@ def test_end_all_leaves_others_alone(daemon: Daemon) -> None:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_a_caller_that_is_killed_takes_its_command_along(daemon: Daemon) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from shell_world import Attached; from agenttools import shell\n"
+        "shell.execute(Attached(sys.argv[2]), 'echo $$ > pid; exec sleep 321')"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(daemon.root)])
+    try:
+        while not (daemon.root / "pid").exists() or not (daemon.root / "pid").read_text():
+            time.sleep(0.02)
+        assert subprocess.run(["pgrep", "-xf", "sleep 321"], stdout=subprocess.PIPE).stdout != b""
+    finally:
+        caller.kill()
+        caller.wait()
+    gone = time.monotonic() + 5
+    while (left := subprocess.run(["pgrep", "-xf", "sleep 321"], stdout=subprocess.PIPE).stdout) and (
+        time.monotonic() < gone
+    ):
+        time.sleep(0.05)
+    assert left == b""
+
+
+def test_no_keeper_is_left(daemon: Daemon) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from shell_world import Attached; from agenttools import shell\n"
+        "print(shell.execute(Attached(sys.argv[2]), sys.argv[3]).output)"
+    )
+
+    def once(command: str) -> str:
+        argv = [sys.executable, "-c", code, str(Path(__file__).parent), str(daemon.root), command]
+        return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+    first = once("sleep 322 & echo $! > pid; readlink /proc/self/ns/pid")
+    assert once("kill -0 $(cat pid) && readlink /proc/self/ns/pid") == first  # what runs on holds the namespaces
+    assert once("kill -9 $(cat pid); readlink /proc/self/ns/pid") == first
+    ended = time.monotonic() + 8  # the keeper looks every few seconds while something runs and nobody holds it
+    while first in namespaces() and time.monotonic() < ended:
+        time.sleep(0.1)
+    assert first not in namespaces()
+
+
+def namespaces() -> set[str]:
+    """The pid namespaces that processes are in."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/ns/pid"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(process))
+    return found
