@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,5 +70,70 @@ def test_a_disk_that_fails_makes_the_mount_read_only(engine: str, tmp_path: Path
         with watched(point):
             assert (point / "f").read_bytes() == b"f" * 50_000
             (point / "g").write_bytes(b"g")
+    finally:
+        daemon.abort()
+
+
+def _syncfs(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd):
+        raise OSError(ctypes.get_errno(), "syncfs")
+
+
+def _by_handle(daemon: Daemon) -> None:
+    fh = daemon.client.call("open", path=b"/f", flags=os.O_RDWR)["fh"]
+    daemon.client.call("fsync", fh=fh)
+
+
+def _on(name: str, sync: Callable[[int], object]) -> Callable[[Daemon], None]:
+    def call(daemon: Daemon) -> None:
+        fd = os.open(daemon.point / name, os.O_RDONLY)
+        try:
+            sync(fd)
+        finally:
+            os.close(fd)
+
+    return call
+
+
+SYNCS: dict[str, Callable[[Daemon], object]] = {
+    "fsync": _on("f", os.fsync),
+    "fdatasync": _on("f", os.fdatasync),
+    "fsyncdir": _on("d", os.fsync),
+    "tool fsync": _by_handle,
+    "tool sync": lambda daemon: daemon.client.call("sync"),
+}
+
+
+@pytest.mark.parametrize("name", SYNCS)
+def test_every_way_to_sync_reaches_the_disk(name: str, tmp_path: Path) -> None:
+    """And waits for it: a disk that fails is seen."""
+    daemon, flag = Daemon(tmp_path / "d"), tmp_path / "flag"
+    daemon.command = [sys.executable, str(PROGRAM), str(flag), *daemon.command[3:]]
+    try:
+        daemon.start()
+        with watched(daemon.point):
+            (daemon.point / "f").write_bytes(b"f")
+            (daemon.point / "d").mkdir()
+            SYNCS[name](daemon)
+            flag.touch()
+            with pytest.raises(OSError) as caught:
+                SYNCS[name](daemon)
+            assert caught.value.errno == errno.EIO
+    finally:
+        daemon.abort()
+
+
+def test_syncfs_is_not_told_to_us(tmp_path: Path) -> None:
+    """The kernel has FUSE_SYNCFS for virtiofs and block devices only (fs/fuse/inode.c); see docs/durability.md."""
+    daemon, flag = Daemon(tmp_path / "d"), tmp_path / "flag"
+    daemon.command = [sys.executable, str(PROGRAM), str(flag), *daemon.command[3:]]
+    try:
+        daemon.start()
+        with watched(daemon.point):
+            (daemon.point / "f").write_bytes(b"f")
+            flag.touch()
+            _on("f", _syncfs)(daemon)
+            (daemon.point / "f").write_bytes(b"still taken")
     finally:
         daemon.abort()
