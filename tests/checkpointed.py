@@ -14,11 +14,11 @@ import trio
 
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
-from vfsd.checkpoints import Checkpoints
 from vfsd.config import CheckpointPolicy
 from vfsd.core.types import ROOT_NODE, Caller
 from vfsd.feed import Feed
-from vfsd.pastvolume import PastVolume
+from vfsd.past.checkpoints import Checkpoints
+from vfsd.past.volume import PastVolume
 from vfsd.routes import Route, RouteTable
 from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vfsd import actors
-from vfsd.actors import Actor, Actors, Mark
+from vfsd.audit import actors
+from vfsd.audit.actors import Actor, Actors, Mark
 
 PRINT_AND_WAIT = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
 MARKS = {"VFSD_EXECUTE": "outer:inner", "VFSD_CALL_ID": "call_7"}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from vfsd import tarstream
-from vfsd.archive import Export, Import, Part
-from vfsd.atrest import Tree, Volume, with_tree
+from vfsd.archive import tarstream
+from vfsd.archive.archive import Export, Import, Part
+from vfsd.archive.atrest import Tree, Volume, with_tree
+from vfsd.archive.tarstream import Run
 from vfsd.check import check_volume
-from vfsd.tarstream import Run
 
 ROOT = os.geteuid() == 0
 

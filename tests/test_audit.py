@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from build import close_vfs, done, open_vfs
 
-from vfsd import auditlog
-from vfsd.audit import Audit
+from vfsd.audit import log as auditlog
+from vfsd.audit.recorder import Audit
 from vfsd.core.types import Caller, SetAttr
 from vfsd.vfs import Vfs
 

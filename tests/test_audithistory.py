@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vfsd.audithistory import Filter, blame, pattern, since
+from vfsd.audit.history import Filter, blame, pattern, since
 
 
 def lines(*records: dict[str, Any]) -> list[bytes]:

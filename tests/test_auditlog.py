@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vfsd import auditlog
-from vfsd.auditlog import SegmentLog
+from vfsd.audit import log as auditlog
+from vfsd.audit.log import SegmentLog
 
 LINE = b'{"seq":%07d}' + b"." * 80 + b"\n"
 DAY = 86400.0

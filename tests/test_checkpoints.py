@@ -63,7 +63,7 @@ def test_an_ambiguous_name_tells_what_it_may_be(mount: Mount) -> None:
 
 def test_ids_that_begin_alike_are_ambiguous(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["aaaa1111", "aaaa2222", "aaaa1111", "bbbb3333"])
-    monkeypatch.setattr("vfsd.checkpoints.secrets.token_hex", lambda n: next(names))
+    monkeypatch.setattr("vfsd.past.checkpoints.secrets.token_hex", lambda n: next(names))
     create(mount)
     create(mount)
     assert refused(mount.checkpoints.show, "aaaa").errno == errno.EINVAL
@@ -380,7 +380,7 @@ def test_a_fork_that_fails_leaves_nothing(mount: Mount, monkeypatch: pytest.Monk
     def broken(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vfsd.fork._copy_bytes", broken)
+    monkeypatch.setattr("vfsd.past.fork._copy_bytes", broken)
     assert refused(mount.checkpoints.fork, name, "other").errno == errno.ENOSPC
     assert os.listdir(mount.home / "threads") == []
 

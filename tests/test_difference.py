@@ -132,7 +132,7 @@ def test_a_patch_says_when_it_can_not_tell(mount: Mount, monkeypatch: pytest.Mon
     patch = run(mount.checkpoints.diff, name, None, patch=True)["patch"]
     assert b"Binary files a/binary and b/binary differ\n" in patch
     assert b"Binary files a/large and b/large differ\n" in patch
-    monkeypatch.setattr("vfsd.spans.PATCH_MAX", 10)
+    monkeypatch.setattr("vfsd.past.spans.PATCH_MAX", 10)
     assert not run(mount.checkpoints.diff, name, None, patch=True)["complete"]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vfsd import doctor
-from vfsd.doctor import Finding
+from vfsd.process import doctor
+from vfsd.process.doctor import Finding
 
 
 @pytest.fixture

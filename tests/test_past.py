@@ -13,7 +13,7 @@ from checkpointed import ME, Mount, changes, create, run, state_of
 
 from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
-from vfsd.pastvolume import PastVolume
+from vfsd.past.volume import PastVolume
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import trio
 from build import ROOT, close_vfs, done, open_vfs
 from drivers import VfsDriver, read_file, write_file
 
-from vfsd.approvals import Approvals, Refused
 from vfsd.core.policy import Policy, check_rule
 from vfsd.core.types import Caller
-from vfsd.hooks import Hooks, HookSpec, Mutation
-from vfsd.rulebook import Rulebook
-from vfsd.rules import Denied, Guard
-from vfsd.rulesconfig import RulesSpec
-from vfsd.verdicts import Layer
+from vfsd.rules.approvals import Approvals, Refused
+from vfsd.rules.book import Rulebook
+from vfsd.rules.config import RulesSpec
+from vfsd.rules.guard import Denied, Guard
+from vfsd.rules.hooks import Hooks, HookSpec, Mutation
+from vfsd.rules.verdicts import Layer
 from vfsd.vfs import Vfs
 
 KINDS = ("memory", "state", "local")
@@ -96,7 +96,7 @@ def test_links_in_directories_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_very_large_directory_is_not_renamed_from_under_a_doubt(vfs: Vfs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfsd.rules.TREE_MAX", 5)
+    monkeypatch.setattr("vfsd.rules.guard.TREE_MAX", 5)
     fs = VfsDriver(vfs)
     fs.mkdir("/d")
     for i in range(6):

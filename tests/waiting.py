@@ -12,7 +12,7 @@ import trio
 from vfsd.backends.remote import Remote
 from vfsd.backends.storesql import open_store
 from vfsd.feed import Feed
-from vfsd.remotevolume import RemoteVolume
+from vfsd.remote.volume import RemoteVolume
 
 NAMESPACE = ("tester", "filesystem")
 

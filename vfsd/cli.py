@@ -18,20 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfsd import (
-    __version__,
-    commands_archive,
-    commands_audit,
-    commands_checkpoint,
-    commands_routes,
-    commands_rules,
-    config,
-    mountpoint,
-    registry,
-)
-from vfsd.control import Failure, ask
+from vfsd import __version__, config
+from vfsd.commands import archive as commands_archive
+from vfsd.commands import audit as commands_audit
+from vfsd.commands import checkpoint as commands_checkpoint
+from vfsd.commands import routes as commands_routes
+from vfsd.commands import rules as commands_rules
 from vfsd.doors.engines import abort, unmount
 from vfsd.executeconfig import PROFILES
+from vfsd.process import mountpoint, registry
+from vfsd.process.control import Failure, ask
 
 STATUS_SECONDS = 2.0
 """How long ``status`` waits for one daemon's answer."""
@@ -39,6 +35,8 @@ STATUS_SECONDS = 2.0
 UMOUNT_SECONDS = 60.0
 """How long ``umount`` waits for the last bytes to be written."""
 
+BUSY_SECONDS = 0.5
+"""How long ``umount`` tries again when it can't see who keeps the mount busy."""
 
 FORCE_SECONDS = 5.0
 """How long ``umount --force`` lets the daemon try by itself."""
@@ -132,7 +130,7 @@ def _say(text: str) -> None:
 
 
 def _mount(args: argparse.Namespace) -> int:
-    from vfsd import doctor, launch
+    from vfsd.process import doctor, launch
 
     base = config.load(args.config) if args.config else config.Config()
     wanted = config.complete(
@@ -229,7 +227,8 @@ def _umount(args: argparse.Namespace) -> int:
                 abort(path)
             os.kill(pid, signal.SIGKILL)
             registry.wait_gone(name, FORCE_SECONDS)
-            _clean_dead(entry)
+            _forget_dead(entry)
+            _say(f"{name!r} (pid {pid}) did not end within {FORCE_SECONDS:.0f} s: killed; what it acknowledged is kept")
             return 0
     else:
         _umount_seen(path, dev, lazy=args.lazy)
@@ -246,13 +245,24 @@ def _umount(args: argparse.Namespace) -> int:
 
 def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:
     """Unmount by the kernel, which alone knows whether the mount is busy; the daemon ends when it is gone."""
-    try:
-        unmount(path, lazy=lazy)
-    except OSError as exc:
-        if exc.errno != errno.EBUSY:
-            raise
-        users = _holders(path, dev) or "by programs that only root can see"
-        raise Failure(f"{path} is busy: {users}; end them, or use --lazy or --force") from None
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return unmount(path, lazy=lazy)
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+        users = _holders(path, dev)
+        inner = [mount.path for mount in mountpoint.mounts() if mount.path.startswith(path + "/")]
+        if inner:
+            users = ", ".join(filter(None, [users, *(f"{place} is mounted in it" for place in inner)]))
+        if users or time.monotonic() > deadline:
+            break
+        # Nobody is seen: a program had a file open for a moment. (Or it is not ours to see.)
+        time.sleep(0.02)
+    if not users:
+        users = "by programs that come and go" if os.geteuid() == 0 else "by programs that only root can see"
+    raise Failure(f"{path} is busy: {users}; end them, or use --lazy or --force")
 
 
 def _find(target: str) -> dict[str, Any] | None:
@@ -279,13 +289,17 @@ def _umount_unknown(target: str, *, lazy: bool) -> int:
 
 
 def _clean_dead(entry: dict[str, Any]) -> None:
-    """Detach what a dead daemon left mounted, and forget it."""
+    """Detach what a dead daemon left mounted, forget it, and say so."""
+    _forget_dead(entry)
+    _say(f"{entry['name']!r} (pid {entry['pid']}) had died without unmounting {entry['mountpoint']}: cleaned up")
+
+
+def _forget_dead(entry: dict[str, Any]) -> None:
     path = entry["mountpoint"]
     mount = mountpoint.mount_at(path)
     if mount is not None and mount.ours and mountpoint.answers(path) is not None:
         unmount(path, lazy=True)
     registry.erase(entry["name"])
-    _say(f"{entry['name']!r} (pid {entry['pid']}) had died without unmounting {path}: cleaned up")
 
 
 def _holders(path: str, dev: str | None) -> str:
@@ -363,7 +377,7 @@ def _volumes(name: str, thread: str) -> list[Path]:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from vfsd import doctor
+    from vfsd.process import doctor
 
     findings = doctor.examine()
     for finding in findings:

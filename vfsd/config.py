@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from vfsd import executeconfig
 from vfsd.executeconfig import DEFAULT_EXECUTE, ExecutePolicy
-from vfsd.rulesconfig import NO_RULES, RulesSpec, with_tables
+from vfsd.rules.config import NO_RULES, RulesSpec, with_tables
 
 KINDS = ("state", "memory", "local", "store", "blob", "backend")
 """The kinds of route this version serves."""

@@ -18,15 +18,13 @@ from typing import Any
 
 import trio
 
-from vfsd import __version__, registry
-from vfsd import mountpoint as mounts
-from vfsd.audit import Audit
-from vfsd.auditvolume import AuditVolume
+from vfsd import __version__
+from vfsd.audit.recorder import Audit
+from vfsd.audit.volume import AuditVolume
 from vfsd.backends.base import VolumeError
 from vfsd.backends.local import LocalVolume
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
-from vfsd.checkpoints import Checkpoints
 from vfsd.config import (
     Config,
     ConfigError,
@@ -43,11 +41,14 @@ from vfsd.doors import engines, rpc, rpcroutes
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
 from vfsd.liveroutes import LiveRoutes
-from vfsd.pastvolume import PastVolume
-from vfsd.remotes import open_remote, place_of
+from vfsd.past.checkpoints import Checkpoints
+from vfsd.past.volume import PastVolume
+from vfsd.process import mountpoint as mounts
+from vfsd.process import registry
+from vfsd.remote.choose import open_remote, place_of
 from vfsd.routes import Route, RouteTable
-from vfsd.rulebook import Rulebook
-from vfsd.rulesconfig import RulesSpec
+from vfsd.rules.book import Rulebook
+from vfsd.rules.config import RulesSpec
 from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs

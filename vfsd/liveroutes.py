@@ -20,8 +20,8 @@ from vfsd.config import Config, ConfigError, RouteSpec, finished, parse_route
 from vfsd.core.changes import Dentry
 from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK
 from vfsd.feed import Feed
-from vfsd.remotes import place_of
-from vfsd.remotevolume import RemoteVolume
+from vfsd.remote.choose import place_of
+from vfsd.remote.volume import RemoteVolume
 from vfsd.routes import Route, RouteTable
 
 log = logging.getLogger(__name__)

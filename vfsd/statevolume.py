@@ -13,7 +13,7 @@ from vfsd.backends.sqlite import SqliteBackend
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put
 from vfsd.core.types import Caller
 from vfsd.feed import Feed
-from vfsd.rewind import Rewind
+from vfsd.past.rewind import Rewind
 from vfsd.volume import TreeVolume
 
 

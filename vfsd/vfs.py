@@ -21,7 +21,7 @@ from vfsd.routes import Overlay, RouteTable
 from vfsd.system import SystemEntries
 
 if TYPE_CHECKING:
-    from vfsd.rules import Guard
+    from vfsd.rules.guard import Guard
     from vfsd.witness import Witness
 
 _MOVING = frozenset(("rename", "link", "unlink"))

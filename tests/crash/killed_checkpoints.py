@@ -21,9 +21,9 @@ if __name__ == "__main__":
 import trio
 from checkpointed import ME, Mount
 
-from vfsd import fork
 from vfsd.backends import database, history
 from vfsd.backends.journal import Journal
+from vfsd.past import fork
 
 Step = Callable[[Mount, dict[str, str]], Awaitable[None]]
 

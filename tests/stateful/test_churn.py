@@ -10,9 +10,9 @@ import pytest
 import trio
 from checkpointed import ME, Mount
 
-from vfsd import checkpoints
 from vfsd.check import check_volume
 from vfsd.config import CheckpointPolicy
+from vfsd.past import checkpoints
 
 MIB = 1 << 20
 WRITTEN = int(os.environ.get("VFSD_CHURN_MIB", "1024")) * MIB

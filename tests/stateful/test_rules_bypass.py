@@ -23,11 +23,11 @@ from rpc_server import Server
 from wcmatch import glob as wcglob
 
 from agenttools.client import Client
-from vfsd.approvals import Approvals
 from vfsd.core.policy import Policy, check_rule
-from vfsd.hooks import Hooks
-from vfsd.rules import Guard
-from vfsd.verdicts import Layer
+from vfsd.rules.approvals import Approvals
+from vfsd.rules.guard import Guard
+from vfsd.rules.hooks import Hooks
+from vfsd.rules.verdicts import Layer
 
 EXAMPLES = int(os.environ.get("VFSD_EXAMPLES", "25")) * 4
 

@@ -1,4 +1,4 @@
-"""What a route that waits asks of the place its files are in: the seam below ``vfsd.remotevolume``.
+"""What a route that waits asks of the place its files are in: the seam below ``vfsd.remote.volume``.
 
 A remote keeps whole files by path, as stores, buckets and other people's objects do; what it can't keep (open files,
 inode numbers, most errnos) is the volume's business. Every method may block: it is called on a worker thread, several

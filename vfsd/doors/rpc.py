@@ -55,8 +55,8 @@ from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
 if TYPE_CHECKING:
-    from vfsd.checkpoints import Checkpoints
-    from vfsd.rulebook import Rulebook
+    from vfsd.past.checkpoints import Checkpoints
+    from vfsd.rules.book import Rulebook
 
 __all__ = [
     "VERSION",

@@ -13,7 +13,7 @@ from vfsd.core.types import Caller
 from vfsd.doors.rpcops import Message, Session, op, want
 
 if TYPE_CHECKING:
-    from vfsd.checkpoints import Checkpoints
+    from vfsd.past.checkpoints import Checkpoints
 
 DIFF_MAX = 20_000
 DIFF_BYTES = 6 << 20

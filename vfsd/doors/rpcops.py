@@ -21,8 +21,8 @@ from vfsd.paths import Paths, fail
 from vfsd.vfs import Vfs
 
 if TYPE_CHECKING:
-    from vfsd.checkpoints import Checkpoints
-    from vfsd.rulebook import Rulebook
+    from vfsd.past.checkpoints import Checkpoints
+    from vfsd.rules.book import Rulebook
 
 Message = dict[str, Any]
 _T = TypeVar("_T")

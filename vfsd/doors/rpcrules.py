@@ -13,7 +13,7 @@ from vfsd.core.types import Caller
 from vfsd.doors.rpcops import Message, Session, op, want
 
 if TYPE_CHECKING:
-    from vfsd.rulebook import Rulebook
+    from vfsd.rules.book import Rulebook
 
 WAIT_MAX = 60
 """Seconds that ``approvals`` waits at most for something to decide."""

@@ -19,9 +19,9 @@ from vfsd.core.changes import Change, Put
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import NODE_MASK, Caller, SetAttr
-from vfsd.remotefiles import RemoteFiles
-from vfsd.remoteknown import Known
-from vfsd.remotereads import of_put
+from vfsd.remote.files import RemoteFiles
+from vfsd.remote.known import Known
+from vfsd.remote.reads import of_put
 from vfsd.volume import TreeVolume
 
 

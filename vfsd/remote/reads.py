@@ -22,8 +22,8 @@ from vfsd.core.changes import Change, Dentry, NoDentry, Put, Xattr
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
-from vfsd.remoteknown import Known
-from vfsd.remotetree import RemoteTree
+from vfsd.remote.known import Known
+from vfsd.remote.tree import RemoteTree
 from vfsd.volume import TreeVolume
 
 

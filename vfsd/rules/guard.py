@@ -19,13 +19,13 @@ from typing import Any
 
 import trio
 
-from vfsd.approvals import Approvals, Refused, Want
 from vfsd.core.plans import RENAME_EXCHANGE
 from vfsd.core.policy import DENY, INTERRUPT, READ, WRITE, Rule
 from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK, Attr, Caller
-from vfsd.hooks import Hooks, Quota
-from vfsd.limits import growth, mutation_of
-from vfsd.verdicts import READ_ASK, READ_DENY, READS, WRITE_ASK, WRITE_DENY, WRITES, Layer, Verdicts
+from vfsd.rules.approvals import Approvals, Refused, Want
+from vfsd.rules.hooks import Hooks, Quota
+from vfsd.rules.limits import growth, mutation_of
+from vfsd.rules.verdicts import READ_ASK, READ_DENY, READS, WRITE_ASK, WRITE_DENY, WRITES, Layer, Verdicts
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
 

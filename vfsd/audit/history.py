@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from vfsd.auditline import quoted
+from vfsd.audit.line import quoted
 
 Record = dict[str, Any]
 

@@ -15,10 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vfsd import auditlog
-from vfsd.audithistory import Filter, Record, blame, pattern, since
+from vfsd.audit import log as auditlog
+from vfsd.audit.history import Filter, Record, blame, pattern, since
 from vfsd.config import audit_home
-from vfsd.control import Failure, running
+from vfsd.process.control import Failure, running
 
 _POLL = 0.1
 """Seconds between two looks for new lines."""

@@ -25,12 +25,12 @@ from vfsd.backends.history import NOW
 from vfsd.config import CheckpointPolicy
 from vfsd.core.changes import Change, Drop, Put
 from vfsd.core.types import DAEMON, NODE_MASK, Caller
-from vfsd.fork import fork_volume
-from vfsd.marks import LABEL_MAX, Mark, check_label, find, why_excluded
-from vfsd.pastslots import Part
-from vfsd.pastvolume import PastVolume
+from vfsd.past.fork import fork_volume
+from vfsd.past.marks import LABEL_MAX, Mark, check_label, find, why_excluded
+from vfsd.past.slots import Part
+from vfsd.past.spans import Span, compare, totals
+from vfsd.past.volume import PastVolume
 from vfsd.routes import RouteTable
-from vfsd.spans import Span, compare, totals
 from vfsd.statevolume import StateVolume
 
 log = logging.getLogger(__name__)

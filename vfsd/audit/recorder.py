@@ -21,9 +21,9 @@ from pathlib import Path
 from time import time_ns
 from typing import Any
 
-from vfsd.actors import Actors
-from vfsd.auditline import NOTHING, READS, Args, Before, Lines, quoted, quoted_path
-from vfsd.auditlog import SegmentLog, lines_back
+from vfsd.audit.actors import Actors
+from vfsd.audit.line import NOTHING, READS, Args, Before, Lines, quoted, quoted_path
+from vfsd.audit.log import SegmentLog, lines_back
 from vfsd.core.types import NODE_BITS, NODE_MASK, Caller
 from vfsd.vfs import Vfs
 

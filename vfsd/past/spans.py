@@ -11,8 +11,8 @@ from typing import NamedTuple
 from vfsd.backends import history
 from vfsd.backends.history import Past
 from vfsd.backends.sqlite import SqliteBackend
-from vfsd.difference import Compare, Difference, without_stubs
-from vfsd.pastslots import Part
+from vfsd.past.difference import Compare, Difference, without_stubs
+from vfsd.past.slots import Part
 
 PATCH_MAX = 4 << 20
 """Bytes of all the patches of one diff."""

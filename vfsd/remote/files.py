@@ -24,8 +24,8 @@ from vfsd.core.changes import Change, Put, Write, Zero
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import NODE_MASK, Caller, SetAttr
-from vfsd.remoteknown import Known
-from vfsd.remotereads import RemoteReads, of_put
+from vfsd.remote.known import Known
+from vfsd.remote.reads import RemoteReads, of_put
 from vfsd.volume import TreeVolume
 
 log = logging.getLogger(__name__)

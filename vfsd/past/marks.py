@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vfsd.pastslots import Part
+from vfsd.past.slots import Part
 
 LABEL_MAX = 200
 

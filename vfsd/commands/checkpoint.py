@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vfsd.control import Failure, connect, running
+from vfsd.process.control import Failure, connect, running
 
 _RED, _GREEN, _YELLOW, _CYAN, _BOLD, _END = "\033[31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m", "\033[m"
 _SHOWN = {
@@ -226,7 +226,7 @@ def _gc(args: argparse.Namespace) -> int:
 def _gc_unmounted(args: argparse.Namespace) -> dict[str, int]:
     import trio
 
-    from vfsd.atrest import volumes_of
+    from vfsd.archive.atrest import volumes_of
     from vfsd.backends.base import VolumeError
     from vfsd.backends.sqlite import SqliteBackend
 

@@ -21,7 +21,7 @@ from vfsd.core.changes import Change, Dentry, NoDentry
 from vfsd.core.plans import fail
 from vfsd.core.types import NAME_MAX, NODE_BITS, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
 from vfsd.feed import Feed
-from vfsd.pastslots import Part, PastAttr, Slot
+from vfsd.past.slots import Part, PastAttr, Slot
 
 PLACE_BITS = 34
 """Nodes of a state volume that can be shown: 17 thousand million; EOVERFLOW above it."""

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vfsd.archive import Export, Import, Part
-from vfsd.atrest import Tree, Volume, volumes_of, with_tree
+from vfsd.archive.archive import Export, Import, Part
+from vfsd.archive.atrest import Tree, Volume, volumes_of, with_tree
 from vfsd.backends.base import VolumeError
 from vfsd.config import thread_home
-from vfsd.control import Control, Failure, running
+from vfsd.process.control import Control, Failure, running
 
 _WIDTH = 30
 _EVERY = 0.1

@@ -14,9 +14,9 @@ import tarfile
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from vfsd import tarstream
-from vfsd.atrest import Tree
-from vfsd.tarstream import Run
+from vfsd.archive import tarstream
+from vfsd.archive.atrest import Tree
+from vfsd.archive.tarstream import Run
 
 PIECE = 1 << 20
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from vfsd.auditlog import SegmentLog
+from vfsd.audit.log import SegmentLog
 from vfsd.core.plans import fail
 from vfsd.core.types import NAME_MAX, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
 

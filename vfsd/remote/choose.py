@@ -19,7 +19,7 @@ from vfsd.backends.storesql import open_store
 from vfsd.config import RouteSpec, state_home
 from vfsd.core.types import StatFs
 from vfsd.feed import Feed
-from vfsd.remotevolume import RemoteVolume
+from vfsd.remote.volume import RemoteVolume
 
 
 class Unusable:

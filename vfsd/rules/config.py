@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd.core.policy import Rule, RuleError, check_rule
-from vfsd.hooks import HookSpec, QuotaSpec
+from vfsd.rules.hooks import HookSpec, QuotaSpec
 
 _RULE_KEYS = ("operations", "paths", "mode")
 _HOOK_KEYS: dict[str, tuple[type, ...]] = {"call": (str,), "seconds": (int, float), "on_failure": (str,)}

@@ -28,7 +28,7 @@ from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, ROOT_NODE, Caller, StatFs
 from vfsd.feed import Feed
-from vfsd.remoteknown import Etags, Known, scratch_file
+from vfsd.remote.known import Etags, Known, scratch_file
 from vfsd.volume import TreeVolume
 
 log = logging.getLogger(__name__)

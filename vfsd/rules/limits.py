@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vfsd.core.types import NODE_BITS, Caller
-from vfsd.hooks import DATA_MAX, Mutation
+from vfsd.rules.hooks import DATA_MAX, Mutation
 
 if TYPE_CHECKING:
     from vfsd.vfs import Vfs

@@ -11,8 +11,8 @@ import socket
 import time
 from typing import Any, Self
 
-from vfsd import registry
 from vfsd.doors.rpc import VERSION, Decoder, Encoder, WireError, error_of
+from vfsd.process import registry
 
 
 class Failure(Exception):

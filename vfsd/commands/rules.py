@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vfsd import config
-from vfsd.control import connect
 from vfsd.core.policy import Policy
-from vfsd.rulebook import of_policy
+from vfsd.process.control import connect
+from vfsd.rules.book import of_policy
 
 
 def add(commands: Any) -> None:

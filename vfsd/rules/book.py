@@ -13,12 +13,12 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from vfsd.approvals import Approvals
 from vfsd.core.policy import MODES, READ, Policy, Rule, RuleError, anchor, blind_spot
-from vfsd.hooks import Hooks, quotas_for
-from vfsd.rules import Guard
-from vfsd.rulesconfig import RulesSpec
-from vfsd.verdicts import Layer
+from vfsd.rules.approvals import Approvals
+from vfsd.rules.config import RulesSpec
+from vfsd.rules.guard import Guard
+from vfsd.rules.hooks import Hooks, quotas_for
+from vfsd.rules.verdicts import Layer
 from vfsd.vfs import Vfs
 
 log = logging.getLogger(__name__)

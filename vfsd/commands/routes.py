@@ -10,8 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from vfsd import config, registry
-from vfsd.control import Failure, ask
+from vfsd import config
+from vfsd.process import registry
+from vfsd.process.control import Failure, ask
 
 SECONDS = 60.0
 """How long opening or closing a route may take."""

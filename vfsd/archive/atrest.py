@@ -13,22 +13,22 @@ from urllib.parse import unquote
 
 import trio
 
-from vfsd import registry
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.config import thread_home
-from vfsd.control import Failure
 from vfsd.core.types import Caller
 from vfsd.doors.rpcops import OPS, Session
 from vfsd.feed import Feed
 from vfsd.paths import Paths
+from vfsd.process import registry
+from vfsd.process.control import Failure
 from vfsd.routes import Route, RouteTable
 from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 
 if TYPE_CHECKING:
-    from vfsd.checkpoints import Checkpoints
-    from vfsd.rulebook import Rulebook
+    from vfsd.past.checkpoints import Checkpoints
+    from vfsd.rules.book import Rulebook
 
 T = TypeVar("T")
 

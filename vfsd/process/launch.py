@@ -21,8 +21,8 @@ from typing import Any
 
 from vfsd.backends.base import VolumeError
 from vfsd.config import Config, ConfigError, mount_home
-from vfsd.mountpoint import MountpointError
-from vfsd.registry import Held
+from vfsd.process.mountpoint import MountpointError
+from vfsd.process.registry import Held
 
 LOG_BYTES = 8 << 20
 """Size at which the log file is put aside; one older file is kept."""

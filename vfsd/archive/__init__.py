@@ -1,0 +1,1 @@
+"""A tree to a tar archive and back."""

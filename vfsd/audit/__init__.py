@@ -1,0 +1,1 @@
+"""Who changed what: each mutation recorded, and shown to people and programs."""

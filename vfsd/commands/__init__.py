@@ -1,0 +1,1 @@
+"""The subcommands of `vfsd`, a module a group."""

@@ -1,0 +1,1 @@
+"""Checkpoints: taken, named, compared, restored, forked, and shown as read-only trees."""
