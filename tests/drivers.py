@@ -13,7 +13,7 @@ import stat
 from typing import Any, NamedTuple, Protocol
 
 import trio
-from build import ROOT, done
+from makers import ROOT, done
 
 from agenttools.client import Client
 from vfsd.core.types import SetAttr

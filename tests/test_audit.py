@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import close_vfs, done, open_vfs
+from makers import close_vfs, done, open_vfs
 
 from vfsd.audit import log as auditlog
 from vfsd.audit.recorder import Audit

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 import xxhash
-from build import KINDS, close_vfs, done, open_vfs
+from makers import KINDS, close_vfs, done, open_vfs
 
 from vfsd.core.types import Caller, SetAttr
 from vfsd.paths import Paths

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import trio
-from build import KINDS, close_vfs, open_vfs
+from makers import KINDS, close_vfs, open_vfs
 from rpc_server import Raw, Server, errno_of
 
 from agenttools import wire

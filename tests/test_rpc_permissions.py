@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import close_vfs, done, open_vfs
+from makers import close_vfs, done, open_vfs
 
 import vfsd.doors.rpcfiles  # noqa: F401 - registers its operations
 from vfsd.core.types import Caller

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import trio
-from build import ROOT, close_vfs, done, open_vfs
 from drivers import VfsDriver, read_file, write_file
+from makers import ROOT, close_vfs, done, open_vfs
 
 from vfsd.core.policy import Policy, check_rule
 from vfsd.core.types import Caller

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from build import KINDS, close_vfs, open_vfs
 from daemons import Daemon
 from drivers import Driver, HostDriver, RpcDriver, VfsDriver
+from makers import KINDS, close_vfs, open_vfs
 from rpc_server import Server
 
 from agenttools.client import Client

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from build import ROOT
+from makers import ROOT
 
 from vfsd.core.types import SetAttr
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from build import close_vfs, open_vfs
 from drivers import EXCHANGE, VfsDriver, read_file, write_file
+from makers import close_vfs, open_vfs
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import KINDS, open_volume
+from makers import KINDS, open_volume
 from servers import Postgres, postgres_server
 from waiting import NAMESPACE, open_remote, store_at
 

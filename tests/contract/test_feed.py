@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import dump, open_volume, ticking
+from makers import dump, open_volume, ticking
 from workload import steps
 
 from vfsd.core.tree import Node, Tree

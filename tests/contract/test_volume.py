@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from build import ROOT, dump
+from makers import ROOT, dump
 
 from vfsd.core.types import FILE_MAX, Caller, SetAttr
 

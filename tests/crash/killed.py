@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 import trio
-from build import open_volume, ticking
+from makers import open_volume, ticking
 from workload import steps
 
 from vfsd.backends import database

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from build import dump, open_volume
+from makers import dump, open_volume
 from workload import steps
 
 from vfsd.backends.base import VolumeError

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import trio
-from build import ROOT, dump, open_volume, ticking
 from faults import Calls, failing
+from makers import ROOT, dump, open_volume, ticking
 from workload import steps
 
 from vfsd.backends import ballast, extents, journal, sqlite

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import ROOT, dump, open_volume, ticking
+from makers import ROOT, dump, open_volume, ticking
 from test_faults import IN_PLACE, without_content
 from workload import steps
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import ROOT, dump, open_volume
+from makers import ROOT, dump, open_volume
 
 from vfsd.backends import extents
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from build import ROOT
+from makers import ROOT
 from waiting import open_remote, store_at
 
 WRITE = os.O_WRONLY | os.O_TRUNC

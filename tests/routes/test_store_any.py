@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from build import ROOT
+from makers import ROOT
 from waiting import NAMESPACE, open_remote, store_at
 
 from vfsd.backends import items

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from build import close_vfs, dump, open_vfs, without_times
 from cli_world import World
 from drivers import Driver, HostDriver, RpcDriver, VfsDriver, read_file, write_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from makers import close_vfs, dump, open_vfs, without_times
 from rpc_server import Server
 from wcmatch import glob as wcglob
 

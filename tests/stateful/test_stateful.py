@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
-from build import ROOT, close_vfs, done, open_vfs
 from drivers import HostDriver, RpcDriver, VfsDriver
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from machine import Machine, Ops
+from makers import ROOT, close_vfs, done, open_vfs
 from model import Model
 from trees import MOUNTED, Mounts
 
