@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Any, NamedTuple
 
-from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE
+from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr
 
 
 class Overlay(NamedTuple):
@@ -20,6 +20,15 @@ class Overlay(NamedTuple):
     ino: int
     hidden: bool = False
     weak: bool = False
+
+
+class JoinedAttr:
+    """The attributes of a directory that routes are mounted in: each adds a ``..`` to its link count."""
+
+    def __init__(self, attr: Attr, more: int) -> None:
+        self.ino, self.mode, self.nlink = attr.ino, attr.mode, attr.nlink + more
+        self.uid, self.gid, self.rdev, self.size, self.blocks = attr.uid, attr.gid, attr.rdev, attr.size, attr.blocks
+        self.atime_ns, self.mtime_ns, self.ctime_ns = attr.atime_ns, attr.mtime_ns, attr.ctime_ns
 
 
 class Route(NamedTuple):

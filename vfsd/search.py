@@ -310,7 +310,7 @@ async def grep(
                 for name, ino, size, _ in batch:
                     if size > _PIECE:
                         await search.large_file(name, ino)
-                    else:
+                    elif not search.rules_out(ino, size):
                         await search.file(name, ino, size)
                     if time.perf_counter() > walk.due:
                         await walk.tick()
@@ -344,6 +344,7 @@ class _Search:
 
     def __init__(self, paths: Paths, pattern: bytes, walk: _Walk, max_count: int | None, caller: Caller) -> None:
         self._read = paths.vfs.read
+        self._read_now = paths.vfs.reader()
         self._caller = caller
         self._pattern = pattern
         self._walk = walk
@@ -351,6 +352,16 @@ class _Search:
         self._room = MAX_REPLY_BYTES
         self._over = False
         self.hits: list[Hit] = []
+
+    def rules_out(self, ino: int, size: int) -> bool:
+        """True when the file is known at once not to hold the pattern, as most do not."""
+        if self._read_now is None:
+            return False
+        try:
+            data = self._read_now(ino, size)
+        except OSError:
+            return True
+        return data is not None and self._pattern not in data
 
     async def file(self, path: bytes, ino: int, size: int) -> None:
         """Add the hits in one file, none if it is not text or can't be read."""
