@@ -222,10 +222,9 @@ class Vfs:
         return data
 
     def reader(self) -> Callable[[int, int], bytes | None] | None:
-        """A function that reads whole files for a search, ``(ino, size)``, None for one whose route waits.
+        """What reads whole files for a search, beside the funnel: ``(ino, size)``, None for one whose route waits.
 
-        It goes beside the funnel, so there is none while somebody judges operations or records reads.
-        """
+        None at all while somebody judges or records reads."""
         if self.guard is not None or (self.witness is not None and "read" in self.witness.reads):
             return None
         volumes = self._volumes
@@ -461,7 +460,7 @@ class Vfs:
         await self._observe("fsync", DAEMON, ino, fh, datasync)
 
     async def syncfs(self, ino: int) -> None:
-        """The ino's whole volume survives power loss; suspends."""
+        """As ``sync_all``, of the ino's volume."""
         await self._volumes[ino >> NODE_BITS].syncfs()
 
     async def sync_all(self) -> None:
