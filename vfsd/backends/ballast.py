@@ -1,4 +1,4 @@
-"""Space kept in hand on a volume's disk, so that files can be deleted when it is full (each record takes some)."""
+"""Space kept in hand on a volume's disk: when that is full, the volume can be opened and files deleted nevertheless."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ def give_up(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def lend(directory: Path) -> None:
+    """Give it up if there is not as much room besides: a volume that opens may have a whole journal to fold."""
+    host = os.statvfs(directory)
+    if host.f_bavail * host.f_frsize < _BYTES:
+        give_up(directory)

@@ -146,7 +146,8 @@ def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
         db.execute("SELECT seq FROM folded").fetchone()
         opened = True
     except sqlite3.OperationalError as error:
-        raise VolumeError(f"volume {directory} can't be opened: {error}") from None
+        full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+        raise VolumeError(f"volume {directory} can't be opened: {'the disk is full' if full else error}") from None
     except sqlite3.DatabaseError as error:
         raise VolumeError(corrupt(directory, error)) from None
     finally:

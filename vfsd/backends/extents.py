@@ -255,8 +255,11 @@ class ExtentFile:
 
     def punch(self, runs: Iterable[tuple[int, int]]) -> None:
         """Give the host the space of drained runs back, before their release (PUNCH_HOLE; ignored where it can't)."""
+        joined = FreeSpace()
+        for run in runs:
+            joined.give(*run)
         try:
-            for start, length in runs:
+            for start, length in joined.runs.items():
                 host_fallocate(self.fd, _PUNCH, start, length)
         except OSError:
             return

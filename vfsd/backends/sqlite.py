@@ -67,6 +67,7 @@ class SqliteBackend:
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self._lock)
             try:
+                ballast.lend(directory)
                 self._open(directory, undo)
             except OSError as error:
                 raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
