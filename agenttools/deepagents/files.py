@@ -37,7 +37,7 @@ _ARTIFACTS = ("/large_tool_results/", "/conversation_history/", "/blobs/")
 class FilesState(FilesystemState):
     """``vfs_files``: ``base``, the checkpoint of the tree at the run's beginning; ``seen``, digests of ``files``."""
 
-    vfs_files: NotRequired[Annotated[dict[str, Any], PrivateStateAttr]]
+    vfs_files: NotRequired[Annotated[dict[str, Any], PrivateStateAttr]]  # type: ignore[valid-type]
 
 
 class FilesBridge(AgentMiddleware[Any, Any, Any]):

@@ -56,7 +56,7 @@ def later(old: Tree, new: Tree) -> Tree:
 class TreeState(AgentState[Any]):
     """What ``TimeTravel`` adds to the graph's state; subagents are not given it."""
 
-    vfs_tree: NotRequired[Annotated[Tree, PrivateStateAttr, later]]
+    vfs_tree: NotRequired[Annotated[Tree, PrivateStateAttr, later]]  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True, slots=True)
