@@ -25,6 +25,7 @@ from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
 
+OWNER = (os.geteuid(), os.getegid())
 ME = Caller(0, 0, 1, "rpc")
 
 State = dict[bytes, tuple[Any, ...]]
@@ -57,13 +58,13 @@ class Mount:
             base = self.table.next_base()
             volume: TreeVolume
             if prefix in self.prefixes:
-                volume = StateVolume(base, SqliteBackend(self.place(prefix)), self.feed, time.time_ns)
+                volume = StateVolume(base, SqliteBackend(self.place(prefix)), self.feed, time.time_ns, owner=OWNER)
                 self.volumes[prefix] = volume
             else:
-                volume = TreeVolume(base, MemoryBackend(), self.feed, time.time_ns)
+                volume = TreeVolume(base, MemoryBackend(), self.feed, time.time_ns, owner=OWNER)
             self.table.mount(Route(prefix.encode(), volume.kind, "", volume))
         system = SystemEntries(self.table, self.feed, time.time_ns)
-        self.past = PastVolume(self.table.next_base(), self.feed, (0, 0), self.table.hidden)
+        self.past = PastVolume(self.table.next_base(), self.feed, OWNER, self.table.hidden)
         self.table.add_volume(self.past)
         self.table.overlay(ROOT_NODE, b".checkpoints", self.past.root_ino, hidden=True)
         self.checkpoints = Checkpoints(

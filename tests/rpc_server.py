@@ -24,11 +24,11 @@ from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
 
 
-def make_vfs(*prefixes: bytes, owner: tuple[int, int] = (0, 0)) -> Vfs:
-    """A tree of memory volumes: ``/`` and one for each of ``prefixes``."""
+def make_vfs(*prefixes: bytes) -> Vfs:
+    """A tree of memory volumes of the user's: ``/`` and one for each of ``prefixes``."""
     feed, table = Feed(), RouteTable()
     for prefix in (b"/", *prefixes):
-        volume = TreeVolume(table.next_base(), MemoryBackend(), feed, time.time_ns, owner=owner)
+        volume = TreeVolume(table.next_base(), MemoryBackend(), feed, time.time_ns, owner=(os.geteuid(), os.getegid()))
         table.mount(Route(prefix, "memory", "", volume))
     return Vfs(table, feed, SystemEntries(table, feed, time.time_ns))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def memory_vfs(*prefixes: bytes) -> Vfs:
     """A tree of memory volumes, one for each prefix besides the root, with the host's system directories."""
     feed, table = Feed(), RouteTable()
     for prefix in (b"/", *prefixes):
-        volume = TreeVolume(table.next_base(), MemoryBackend(), feed, time.time_ns)
+        volume = TreeVolume(table.next_base(), MemoryBackend(), feed, time.time_ns, owner=(os.geteuid(), os.getegid()))
         table.mount(Route(prefix, "memory", "", volume))
     system = SystemEntries(table, feed, time.time_ns)
     system.add_host()
