@@ -156,3 +156,35 @@ def test_a_checkpoint_that_fails_does_not_stop_the_call(mount: Mount, monkeypatc
 
     monkeypatch.setattr(mount.root.store, "checkpoint", full)
     assert run(mount.checkpoints.before_execute, "make", ME) == ""
+
+
+def test_a_checkpoint_that_is_used_again_keeps_its_new_label(mount: Mount) -> None:
+    for command in ("one", "two", "three"):
+        run(mount.checkpoints.before_execute, command, ME)
+    (before,) = mount.checkpoints.all()
+    mount.close()
+    mount.open()
+    (after,) = mount.checkpoints.all()
+    assert (after.id, after.label) == (before.id, "execute: three")
+
+
+def test_a_label_that_cannot_be_kept_does_not_stop_the_call(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    taken = run(mount.checkpoints.before_execute, "one", ME)
+    monkeypatch.setattr(mount.root, "relabel", full)
+    assert run(mount.checkpoints.before_execute, "two", ME) == taken
+    assert mount.checkpoints.all()[0].label == "execute: two"
+
+
+def test_nothing_to_undo_is_said_truly_after_an_undo(mount: Mount) -> None:
+    """The checkpoints of what was undone do differ from the tree; they are not what came before it."""
+    run(mount.checkpoints.before_execute, "touch a", ME)
+    mount.write("/a")
+    run(mount.checkpoints.before_execute, "touch b", ME)
+    mount.write("/b")
+    run(mount.checkpoints.undo, ME)
+    run(mount.checkpoints.undo, ME)
+    said = str(refused(mount.checkpoints.undo, ME).strerror)
+    assert "no automatic checkpoint from before the present state differs from it" in said

@@ -5,12 +5,17 @@ Owns what a restore does to the tree in memory. Must not know who asks for check
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 from collections.abc import Callable, Sequence
+
+import trio
 
 from vfsd.backends.base import Stored
 from vfsd.backends.history import NOW, Past
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put
+from vfsd.core.plans import fail
 from vfsd.core.types import Caller
 from vfsd.feed import Feed
 from vfsd.past.rewind import Rewind
@@ -32,6 +37,22 @@ class StateVolume(TreeVolume):
     ) -> None:
         super().__init__(base, backend, feed, clock, owner=owner, read_only=read_only)
         self.store = backend
+
+    async def relabel(self, epoch: int, label: str) -> None:
+        """Give a checkpoint another label, which survives power loss from then on. ENOSPC, EIO."""
+        async with self.store.busy:
+            await trio.to_thread.run_sync(self._relabel, epoch, label)
+
+    def _relabel(self, epoch: int, label: str) -> None:
+        db = self.store.connect_past()
+        try:
+            db.execute("UPDATE checkpoint SET label=? WHERE epoch=?", (label, epoch))
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            raise fail(errno.ENOSPC if full else errno.EIO) from error
+        finally:
+            db.close()
 
     async def restore(self, epoch: int, caller: Caller) -> int:
         """Make the volume what it was at a checkpoint, in one commit; returns the number of changes.

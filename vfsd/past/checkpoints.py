@@ -294,7 +294,8 @@ class Checkpoints:
                     }
         raise OSError(
             errno.ENOENT,
-            "there is nothing to undo: no automatic checkpoint differs from the tree (see [checkpoints] in vfsd.toml)",
+            "there is nothing to undo: no automatic checkpoint from before the present state differs from it (see "
+            "[checkpoints] in vfsd.toml for when they are taken, vfsd checkpoint list for those of what was undone)",
         )
 
     def _undoable(self) -> list[Mark]:
@@ -415,7 +416,8 @@ class Checkpoints:
             commits = self._count()
             newest = next(reversed(self._marks.values()), None)
             if newest is not None and newest.cause == "auto" and commits == self._commits:
-                self._latest, newest.label, newest.after = newest, label, []
+                await self._relabel(newest, label)
+                self._latest, newest.after = newest, []
                 return newest.id
             try:
                 mark = await self._create(label, "auto", caller)
@@ -424,6 +426,18 @@ class Checkpoints:
                 return ""
             self._latest, self._commits = mark, commits
         return mark.id
+
+    async def _relabel(self, mark: Mark, label: str) -> None:
+        """Durably, as far as the stores take it: what the label is of is there either way."""
+        if mark.label == label:
+            return
+        mark.label = label
+        with trio.CancelScope(shield=True):
+            try:
+                for part in mark.parts:
+                    await self._volumes[part.prefix].relabel(part.epoch, label)
+            except OSError as error:
+                log.warning("checkpoint %s will be called otherwise after the next start: %s", mark.id, error.strerror)
 
     async def maintain(self) -> None:
         """Drop what retention says, and what an end without warning left; compact the databases of a mount at rest."""
