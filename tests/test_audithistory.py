@@ -144,3 +144,14 @@ def test_blame_counts_restores_and_no_failures() -> None:
         create("/a", 1), {**write("/a", 1), "result": "ENOSPC"}, {"op": "restore", "path": "/", "checkpoint": "c"}
     )  # fmt: skip
     assert blamed(log, "/a") == [3, 1]
+
+
+def test_blame_of_what_never_was_names_no_restore() -> None:
+    log = [
+        b'{"seq":1,"op":"create","path":"/a","ino":5,"size":[null,0],"result":"ok"}',
+        b'{"seq":2,"op":"restore","path":"/","result":"ok"}',
+    ]
+    assert list(blame(lambda: reversed(log), "/never")) == []
+    assert [r["seq"] for _, r in blame(lambda: reversed(log), "/a")] == [2, 1]
+    # Its own lines may be dropped already.
+    assert [r["seq"] for _, r in blame(lambda: reversed(log), "/old", exists=True)] == [2]

@@ -162,15 +162,26 @@ class _Names:
         return found or ino in self._inos
 
 
-def blame(lines_back: Callable[[], Iterable[bytes]], path: str) -> Iterator[tuple[bytes, Record]]:
-    """What changed the file ``path``, newest first, also by its other and former names; restores of the tree too."""
+def blame(
+    lines_back: Callable[[], Iterable[bytes]], path: str, *, exists: bool = False
+) -> Iterator[tuple[bytes, Record]]:
+    """What changed the file ``path``, newest first, also by its other and former names; restores of the tree too,
+    if anything else tells of the file or it ``exists``."""
+    whole: list[tuple[bytes, Record]] = []
     path = "/" + path.strip("/")
     names = _Names(path, _ino_of(lines_back(), path))
     for line in lines_back():
         if names.may_concern(line):
             record = record_of(line)
-            if record is not None and names.concerns(record):
-                yield line, record
+            if record is None or not names.concerns(record):
+                continue
+            if record.get("op") in ("restore", "undo") and not exists:
+                whole.append((line, record))
+                continue
+            exists = True
+            yield from whole
+            whole.clear()
+            yield line, record
 
 
 def _ino_of(lines_back: Iterable[bytes], path: str) -> int | None:
