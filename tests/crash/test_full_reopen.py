@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makers import ROOT, open_volume
+from makers import ME, open_volume
 
 from vfsd.backends.base import VolumeError
 from vfsd.check import check_volume
+from vfsd.core.types import SetAttr
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_a_volume_on_a_full_disk_opens_again(killed: bool, disk: Path) -> None:
     if pid == 0:
         volume = open_volume("state", place)
         for i in range(50):
-            volume.create_file(volume.root_ino, b"f%d" % i, 0o644, b"%d" % i * 20_000, ROOT)
+            volume.create_file(volume.root_ino, b"f%d" % i, 0o644, b"%d" % i * 20_000, ME)
         fill(disk)
         if not killed:
             volume.close()
@@ -57,7 +59,7 @@ def test_a_volume_on_a_full_disk_opens_again(killed: bool, disk: Path) -> None:
     ino = volume.lookup(volume.root_ino, b"f7").ino
     assert bytes(volume.read(ino, 0, 0, 1 << 20)) == b"7" * 20_000
     for i in range(50):
-        volume.unlink(volume.root_ino, b"f%d" % i, ROOT)
+        volume.unlink(volume.root_ino, b"f%d" % i, ME)
     volume.close()
     assert check_volume(place) == []
 
@@ -69,3 +71,37 @@ def test_without_the_room_to_open_it_the_reason_is_named(disk: Path) -> None:
     fill(disk)
     with pytest.raises(VolumeError, match="the disk is full"):
         open_volume("state", place)
+
+
+def write_and_delete(place: Path, disk: Path) -> None:
+    volume = open_volume("state", place)
+    root = volume.root_ino
+    for i in range(20):
+        volume.create_file(root, b"f%d" % i, 0o644, b"x", ME)
+    fill(disk)
+    for i in range(19):
+        with contextlib.suppress(OSError):
+            for turn in range(100_000):
+                volume.setattr(root, SetAttr(mtime_ns=turn), ME)
+        with contextlib.suppress(OSError):
+            for turn in range(100_000):
+                volume.create_file(root, b"new%d-%d" % (i, turn), 0o644, bytes(100_000), ME)
+        volume.unlink(root, b"f%d" % i, ME)
+
+
+def test_what_is_held_for_deleting_goes_to_nothing_else(disk: Path) -> None:
+    """Programs go on writing on a full disk after each file deleted; the next can be deleted all the same."""
+    place = disk / "volume"
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            write_and_delete(place, disk)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    volume = open_volume("state", place)
+    assert bytes(volume.read(volume.lookup(volume.root_ino, b"f19").ino, 0, 0, 10)) == b"x"
+    volume.unlink(volume.root_ino, b"f19", ME)
+    volume.close()

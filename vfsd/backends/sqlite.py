@@ -28,7 +28,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from vfsd.backends import ballast, database, history
+from vfsd.backends import database, history
+from vfsd.backends.ballast import Ballast, deletes
 from vfsd.backends.base import Stored, VolumeError
 from vfsd.backends.database import EXTENT, PATCH, connect, lock_volume
 from vfsd.backends.extents import Extent, ExtentFile, FileMap
@@ -63,18 +64,19 @@ class SqliteBackend:
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
         self.busy = trio.Lock()
         self._bad: str | None = None
+        self._ballast = Ballast(directory)
         self._lock = lock_volume(directory)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self._lock)
             try:
-                ballast.lend(directory)
+                self._ballast.lend()
                 self._open(directory, undo)
             except OSError as error:
                 raise VolumeError(f"volume {directory} can't be opened: {error.strerror}") from None
             except sqlite3.Error as error:
                 raise VolumeError(database.corrupt(directory, error)) from None
             undo.pop_all()
-        ballast.fill(self._dir)
+        self._ballast.fill()
 
     def _open(self, directory: Path, undo: contextlib.ExitStack) -> None:
         self._db = connect(directory)
@@ -163,10 +165,17 @@ class SqliteBackend:
     def commit(self, changes: Sequence[Change]) -> None:
         if self._bad is not None:
             raise fail(errno.EROFS)
+        if self._ballast.owed and not deletes(changes):
+            self._make_room()
+            if not self._ballast.fill():
+                raise fail(errno.ENOSPC)
         try:
             self._commit(changes)
         except OSError as error:
-            if error.errno != errno.ENOSPC or not self._make_room(changes):
+            if error.errno != errno.ENOSPC:
+                raise
+            roomier = self._make_room()
+            if not (deletes(changes) and self._ballast.give_up()) and not roomier:
                 raise
             self._commit(changes)
 
@@ -222,19 +231,14 @@ class SqliteBackend:
 
     # -- space
 
-    def _make_room(self, changes: Sequence[Change]) -> bool:
-        """On a full disk: use blocks waiting in quarantine, and for a change that frees space the ballast too."""
-        roomier = False
-        if self._data.quarantined():
-            with self._freed() as runs:
-                self._fdatasync()
-                self._data.punch(runs)
-            roomier = True
-        # Only for what deletes or cuts off, or else a program that touches files again and again would use it up.
-        frees = not any(type(c) in (Write, Reserve, Dentry) for c in changes) and any(
-            type(c) in (NoDentry, Drop) or (type(c) is Zero and c.end is None) for c in changes
-        )
-        return (frees and ballast.give_up(self._dir)) or roomier
+    def _make_room(self) -> bool:
+        """On a full disk: use the blocks waiting in quarantine, False when there are none. Raises OSError."""
+        if not self._data.quarantined():
+            return False
+        with self._freed() as runs:
+            self._fdatasync()
+            self._data.punch(runs)
+        return True
 
     def statfs(self) -> StatFs:
         host = os.fstatvfs(self._data.fd)
@@ -338,7 +342,7 @@ class SqliteBackend:
         self._folding = set()
         if not self._pending:
             self._xattrs.clear()
-        ballast.fill(self._dir)
+        self._ballast.fill()
 
     def fold_now(self) -> None:
         """Fold all there is, on the loop, by who holds ``busy`` and is about to read the database. Raises OSError."""
