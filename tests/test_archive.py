@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pty
@@ -12,6 +13,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,3 +293,39 @@ def test_there_is_a_bar_on_a_terminal(place: Place, tmp_path: Path) -> None:
     # Nothing to export, said in one sentence.
     refused = subprocess.run([*command[:5], str(tmp_path), str(archive)], capture_output=True, text=True, timeout=30)
     assert (refused.returncode, refused.stderr) == (1, f"vfsd: {tmp_path} holds no volume (no tree.db)\n")
+
+
+def test_what_is_not_there_is_not_removed(place: Place) -> None:
+    """A removal that fails is a line in the audit log."""
+    asked = []
+
+    class Watching:
+        def __init__(self, tree: Tree) -> None:
+            self.tree = tree
+
+        def call(self, op: str, /, **params: Any) -> Any:
+            asked.append(op)
+            return self.tree.call(op, **params)
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a/b"))
+    out.seek(0)
+    place.use(lambda tree: Import(Watching(tree), b"/copy", print, lambda *_: None, own=False).read(out))
+    assert "unlink" not in asked and "open" in asked
+
+
+def test_an_export_ends_when_nobody_reads_on(place: Place) -> None:
+    class Closed(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    warned: list[str] = []
+    place.use(lambda tree: tree.call("write", path=b"/a", data=b"a"))
+
+    def export(tree: Tree) -> None:
+        with pytest.raises(BrokenPipeError):
+            Export(tree, Closed(), warned.append, lambda *_: None).write([Part(b"/", b"/")])
+
+    place.use(export)
+    assert warned == []

@@ -41,6 +41,7 @@ class Export:
         self._warn = warn
         self._step = step
         self._linked: dict[int, bytes] = {}
+        self._closed = False
 
     def write(self, parts: Collection[Part]) -> None:
         """The whole archive."""
@@ -52,8 +53,18 @@ class Export:
                 try:
                     self._member(path, source)
                 except OSError as error:
+                    if self._closed:
+                        raise
                     self._warn(f"{_text(path)}: {error.strerror}")
-        self._out.write(tarstream.END)
+        self._write(tarstream.END)
+
+    def _write(self, data: bytes) -> None:
+        """Some of the archive. Without it no other file can be put in: this is an end, not a file's own fault."""
+        try:
+            self._out.write(data)
+        except OSError:
+            self._closed = True
+            raise
 
     def _walk(self, part: Part, top: bytes, elsewhere: Collection[bytes]) -> Iterator[bytes]:
         """Every path of a route, directories before what is in them; routes below it are left to their own turn."""
@@ -98,7 +109,7 @@ class Export:
         if attr["nlink"] > 1 and not stat.S_ISDIR(mode):
             first = self._linked.setdefault(attr["ino"], name)
             if first != name:
-                self._out.write(tarstream.header(name, attr, link=first, hard=True))
+                self._write(tarstream.header(name, attr, link=first, hard=True))
                 self._step(1, 0)
                 return
         names = tree.call("listxattr", path=source, follow=False)["names"]
@@ -107,27 +118,27 @@ class Export:
             self._file(name, source, attr, xattrs)
         else:
             link = tree.call("readlink", path=source)["target"] if stat.S_ISLNK(mode) else b""
-            self._out.write(tarstream.header(name, attr, link=link, xattrs=xattrs))
+            self._write(tarstream.header(name, attr, link=link, xattrs=xattrs))
         self._step(1, 0)
 
     def _file(self, name: bytes, source: bytes, attr: dict[str, Any], xattrs: dict[bytes, bytes]) -> None:
         tree, size = self._tree, attr["size"]
         if size <= PIECE and attr["blocks"] * 512 >= size:
             data = tree.call("read", path=source, offset=0, length=PIECE)["data"] if size else b""
-            self._out.write(tarstream.header(name, attr, xattrs=xattrs))
+            self._write(tarstream.header(name, attr, xattrs=xattrs))
             self._put(name, data, size)
-            self._out.write(tarstream.padding(size))
+            self._write(tarstream.padding(size))
             return
         fh = tree.call("open", path=source, flags=os.O_RDONLY)["fh"]
         try:
             runs = self._runs(fh, size) if attr["blocks"] * 512 < size else [Run(0, size)]
             sparse = runs != [Run(0, size)]
-            self._out.write(tarstream.header(name, attr, xattrs=xattrs, runs=runs if sparse else None))
+            self._write(tarstream.header(name, attr, xattrs=xattrs, runs=runs if sparse else None))
             for run in runs:
                 for at in range(run.offset, run.offset + run.length, PIECE):
                     want = min(PIECE, run.offset + run.length - at)
                     self._put(name, tree.call("pread", fh=fh, offset=at, length=want)["data"], want)
-            self._out.write(tarstream.padding(sum(run.length for run in runs)))
+            self._write(tarstream.padding(sum(run.length for run in runs)))
         finally:
             tree.call("close", fh=fh)
 
@@ -136,7 +147,7 @@ class Export:
         if len(data) != want:
             self._warn(f"{_text(name[1:])}: changed while it was read")
             data = data[:want] + bytes(want - len(data))
-        self._out.write(data)
+        self._write(data)
         self._step(0, want)
 
     def _runs(self, fh: int, size: int) -> list[Run]:
@@ -202,7 +213,7 @@ class Import:
             self._directory(path)
             self._directories.append((path, member))
             return
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if self._is_there(path):
             tree.call("unlink", path=path)
         if b"/" in path[1:]:
             tree.call("mkdir", path=path.rpartition(b"/")[0], parents=True)
@@ -224,6 +235,14 @@ class Import:
         else:
             raise OSError(errno.EINVAL, "a member of unknown type is left out")
         self._finish(path, member)
+
+    def _is_there(self, path: bytes) -> bool:
+        """Asked before it is removed: an attempt that fails would be in the audit log."""
+        try:
+            self._tree.call("stat", path=path, follow=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _directory(self, path: bytes) -> None:
         try:
