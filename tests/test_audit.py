@@ -217,6 +217,28 @@ def test_what_was_only_not_found_has_no_line_but_a_refusal_has(tmp_path: Path) -
     tree.close()
 
 
+def test_a_refused_close_is_told_of(state: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason: what was written is not there."""
+    ino = make(state.vfs, b"f")
+    fh = done(state.vfs.open(ino, os.O_WRONLY, ME))
+    volume = state.vfs.table.volumes[0]
+    for code in (errno.EBADMSG, errno.EIO):
+
+        def refuse(*args: Any, code: int = code) -> None:
+            raise OSError(code, "not taken")
+
+        state.new()
+        monkeypatch.setattr(volume, "flush", refuse)
+        with pytest.raises(OSError):
+            done(state.vfs.flush(ino, fh, ME))
+        (record,) = state.new()
+        assert told(record, "op", "path", "result", "error", "pid") == (
+            "close", "/f", errno.errorcode[code], "not taken", os.getpid(),
+        )  # fmt: skip
+    assert [r["op"] for r in state.records("errors")] == ["close"] * 2
+    done(state.vfs.release(ino, fh))
+
+
 def test_a_fault_of_ours_and_a_cancelled_change_are_told_of(state: Watched) -> None:
     volume = state.vfs.table.volumes[0]
     for raised, name in ((ZeroDivisionError(), "EIO"), (KeyboardInterrupt(), "EINTR")):

@@ -30,7 +30,7 @@ READS = {
 }  # fmt: skip
 """Operations that change nothing and have a line when reads are wanted, and what they are called there."""
 
-_WORDS = READS | {"replace": "write", "create_file": "create"}
+_WORDS = READS | {"replace": "write", "create_file": "create", "flush": "close"}
 
 _MAKES = frozenset({"mknod", "mkdir", "symlink", "create", "create_file"})
 _REMOVES = frozenset({"unlink", "rmdir"})

@@ -41,6 +41,9 @@ TOOL_CHANGES = frozenset({
 })  # fmt: skip
 """Operations of the tool door whose failure is worth a line, whatever the reason."""
 
+WRITES_OUT = frozenset({"flush", "fsync"})
+"""Operations that bring out what was written before: when they fail, a change was not made, whatever the reason."""
+
 _CACHED = 8192
 
 _LINE = b'{"seq":%d,"time":"%b.%06dZ",%b,"result":%b,%b}\n'
@@ -120,7 +123,7 @@ class Audit:
 
     def unseen(self, op: str, caller: Caller, ino: int, args: Args, error: OSError) -> None:
         """Something could not be observed."""
-        if error.errno in REFUSALS:
+        if op in WRITES_OUT or error.errno in REFUSALS:
             self.failed(op, caller, ino, args, error)
 
     # -- what others tell

@@ -337,7 +337,8 @@ class RemoteFiles(RemoteReads):
                 return
             paths = self._paths(node)
             self._undo(node, paths)
-            log.warning("route %s: %r is as it was before: %s", self.label, paths[:1], exc.strerror)
+            for path in map(os.fsdecode, paths[:1]):
+                log.warning("route %s: %r is as it was before: %s", self.label, path, exc.strerror)
 
     def _undo(self, node: Node, paths: Sequence[bytes]) -> None:
         """What the remote did not take is not here either."""

@@ -236,7 +236,7 @@ class RemoteTree(TreeVolume):
             try:
                 self._take_in(f)
             except OSError as exc:
-                log.warning("route %s: %r is not shown: %s", self.label, f.path, exc.strerror)
+                log.warning("route %s: %r is not shown: %s", self.label, os.fsdecode(f.path), exc.strerror)
             yield
         for f in below:
             # Last: what was taken into a directory has changed its times.
@@ -304,7 +304,9 @@ class RemoteTree(TreeVolume):
         node_at = self.find(f.path)
         if node_at is not None and node_at.is_dir:
             if f.path not in self._known:
-                log.warning("route %s: the file %r is not shown: there are files below it", self.label, f.path)
+                log.warning(
+                    "route %s: the file %r is not shown: there are files below it", self.label, os.fsdecode(f.path)
+                )
             self._known[f.path] = Known(f.etag, None, f.size, None)
             return
         parent = self._ensure_dir(above)
