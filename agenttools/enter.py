@@ -26,10 +26,16 @@ def main(argv: Sequence[str]) -> int:
             print(f"vfsd run: {exc.strerror or exc}", file=sys.stderr)
             return NO_DAEMON
         try:
-            return run_interactive(client, command, view=cast(View, view), profile=cast(Profile, profile))
+            return run_interactive(
+                client, command, view=cast(View, view), profile=cast(Profile, profile), remark=_remark
+            )
         except OSError as exc:
             print(f"vfsd run: {exc.strerror or exc}", file=sys.stderr)
             return NO_VIEW
+
+
+def _remark(sentence: str) -> None:
+    print(f"vfsd run: {sentence}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -216,17 +216,21 @@ def run_interactive(
     cwd: str = "/",
     env: Mapping[str, str] | None = None,
     mountpoint: str | None = None,
+    remark: Callable[[str], object] | None = None,
 ) -> int:
     """Run a program, or the user's shell, in the tree on the caller's own terminal; return its exit code.
 
     There is no time limit, and ^C goes to the program. 126 or 127: it could not be started. ``profile``: a person who
-    sits at the terminal has their own rights unless they say otherwise. Raises what ``execute`` raises for the view,
+    sits at the terminal has their own rights unless they say otherwise. ``remark`` is told, before it begins, that the
+    view ``auto`` could not be the root view, and why. Raises what ``execute`` raises for the view,
     the profile and ``cwd``.
     """
     if not stat.S_ISDIR(client.call("stat", path=os.fsencode(absolute(cwd)))["attr"]["mode"]):
         raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), cwd)
 
     def run(launch: Launch) -> int:
+        if launch.notice and remark is not None:
+            remark(f"runs{launch.notice.removeprefix('Ran')}")
         return _run_interactive(launch, tuple(argv) or (user_shell(),))
 
     given = {**_configured(client), **(env or {})}

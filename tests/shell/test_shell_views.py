@@ -179,6 +179,10 @@ def test_without_bubblewrap(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.
         assert result.view == "mount"
         assert str(daemon.root) in result.notices[0]
     assert (daemon.root / "log").read_text() == "once\nonce\n"
+    remarks: list[str] = []
+    assert run_interactive(daemon, ["true"], remark=remarks.append) == 0
+    (remark,) = remarks
+    assert remark.startswith(f"runs in the mount view, in the directory {daemon.root}")
     with pytest.raises(ValueError, match="view"):
         execute(daemon, "true", view="other")  # type: ignore[arg-type]
 
