@@ -213,15 +213,34 @@ def _remark(text: str) -> None:
 
 
 _CHECKPOINT: dict[str, tuple[str, ...]] = {
-    "create": ("label?",),
-    "list": (),
-    "show": ("ref",),
-    "diff": ("a", "b?"),
-    "restore": ("ref",),
-    "fork": ("ref",),
-    "drop": ("refs+",),
+    "create": ("hold the tree as it is now", "label?"),
+    "list": ("all checkpoints, oldest first",),
+    "show": ("one checkpoint: when, why, and how much is in it", "ref"),
+    "diff": ("what changed since a checkpoint, or between two", "a", "b?"),
+    "restore": ("make the tree what it was; how it is now becomes a checkpoint of its own first", "ref"),
+    "fork": ("make another thread's tree of a checkpoint", "ref"),
+    "drop": ("forget checkpoints, and give back the space only they needed", "refs+"),
 }
-"""The actions of ``checkpoint`` and their operands; with ``?`` one may be left out, with ``+`` there may be more."""
+"""The actions of ``checkpoint``, what they are for, and their operands; with ``?`` one may be left out, with ``+``
+there may be more."""
+
+
+_REF = "an id, its beginning, or a label"
+_OPERANDS = {
+    "label?": "what to call it",
+    "ref": _REF,
+    "a": _REF,
+    "b?": "another (default: the tree as it is now)",
+    "refs+": _REF,
+}
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> NoReturn:
+        from importlib.metadata import version  # here, since it takes longer to import than all of agenttools
+
+        print(f"agenttools {version('vfsd')}")
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -232,6 +251,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="agenttools", description="The file tools of a vfsd mount, from a shell.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--name", help="name of the mount (default: $VFSD_SOCKET, else the mount called default)")
     where.add_argument("--socket", help="socket of the daemon")
@@ -244,27 +264,27 @@ def _parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=help_text, description=help_text, parents=[after])
 
     command = add("ls", "list a directory")
-    command.add_argument("path", nargs="?", default="/")
+    command.add_argument("path", nargs="?", default="/", help="a directory of the tree (%(default)s)")
     command.add_argument("-F", "--slash", action="store_true", help="end the paths of directories with a slash")
     command = add("read", "print lines of a text file, or a small binary file whole")
-    command.add_argument("path")
+    command.add_argument("path", help="absolute, in the tree")
     command.add_argument("--offset", type=int, default=0, help="lines to skip")
     command.add_argument("--limit", type=int, default=tools.READ_LIMIT, help="most lines to print (%(default)s)")
     command = add("write", "make or overwrite a file with what comes on standard input")
-    command.add_argument("path")
+    command.add_argument("path", help="absolute, in the tree")
     command = add("edit", "replace a text in a file")
-    command.add_argument("path")
+    command.add_argument("path", help="absolute, in the tree")
     command.add_argument("old", help="text that is in the file once")
     command.add_argument("new", help="text to put there")
     command.add_argument("--all", action="store_true", help="replace it everywhere")
     command = add("delete", "remove a file, a link, or a directory with all in it")
-    command.add_argument("path")
+    command.add_argument("path", help="absolute, in the tree")
     command = add("glob", "find files by a pattern of their names")
-    command.add_argument("pattern")
-    command.add_argument("path", nargs="?", default="/")
+    command.add_argument("pattern", help="such as *.py or **/*.py")
+    command.add_argument("path", nargs="?", default="/", help="a directory of the tree (%(default)s)")
     command = add("grep", "find a plain text in files")
-    command.add_argument("pattern")
-    command.add_argument("path", nargs="?", default="/")
+    command.add_argument("pattern", help="text to find, as it is")
+    command.add_argument("path", nargs="?", default="/", help="a directory of the tree (%(default)s)")
     command.add_argument("--glob", help="only files this pattern matches")
     command.add_argument("--max-count", type=int, default=tools.MAX_MATCHES, help="most lines in all (%(default)s)")
     command.add_argument(
@@ -281,17 +301,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--cwd", default="/", help="directory of the tree to run it in")
     command = add("checkpoint", "hold the tree as it is, compare it, go back to it")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
-    for action, operands in _CHECKPOINT.items():
-        command = actions.add_parser(action, parents=[after])
+    for action, (text, *operands) in _CHECKPOINT.items():
+        command = actions.add_parser(action, help=text, description=text, parents=[after])
         for operand in operands:
-            command.add_argument(operand.rstrip("?+"), nargs=operand[-1] if operand[-1] in "?+" else None)
+            command.add_argument(
+                operand.rstrip("?+"), nargs=operand[-1] if operand[-1] in "?+" else None, help=_OPERANDS[operand]
+            )
         if action == "diff":
             command.add_argument("-p", "--patch", action="store_true", help="a unified diff of the texts")
         elif action == "fork":
             command.add_argument("--thread", required=True, help="a thread that is not there yet")
         elif action == "create":
             command.set_defaults(label="")
-    add("undo", "take back the last execute or tool call that changed something")
+    add("undo", "take back the last execute, and with every_calls = 1 the last tool call, that changed something")
     add("schema", "print the tools' JSON schemas")
     command = add("mcp", "serve the tools to an MCP client, on standard input and output or over HTTP")
     command.add_argument("--http", metavar="[HOST:]PORT", help="serve streamable HTTP on this machine; port 0: any")

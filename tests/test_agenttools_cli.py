@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -107,6 +108,21 @@ def test_usage_errors_are_exit_2(run: Run) -> None:
         ran = run(*argv)
         assert ran.code == 2 and "usage: agenttools" in ran.err and ran.out == ""
     assert run("--help").code == 0
+
+
+def test_version_and_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["--version"])
+    assert exited.value.code == 0 and capfd.readouterr().out.startswith("agenttools 0.")
+    todo = [cli._parser()]
+    while todo:
+        parser = todo.pop()
+        assert parser.description, parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                todo += action.choices.values()
+            else:
+                assert action.help, (parser.prog, action.dest)
 
 
 def test_no_daemon_is_exit_3(run: Run, tmp_path: Path) -> None:
