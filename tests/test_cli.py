@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from cli_world import SECONDS, World
+
+from vfsd.cli import _parser
 
 pytestmark = pytest.mark.mount
 
@@ -327,3 +330,42 @@ def test_usage(world: World) -> None:
     for args in ([], ["frobnicate"], ["mount"], ["umount", "--lazy", "--force", "x"], ["mount", "--engine", "x", "y"]):
         assert world.vfsd(*args, code=2).stderr.startswith("usage: vfsd")
     assert world.vfsd("--version").stdout.startswith("vfsd ")
+
+
+def test_wrong_values_are_wrong_usage(world: World) -> None:
+    for args in (
+        ["mount", "--route", "banana", "x"],
+        ["mount", "--route", "/x/=banana", "x"],
+        ["mount", "--set", "banana", "x"],
+        ["mount", "--name", "a/b", "x"],
+        ["log", "--name", "../b"],
+        ["route", "add", "banana"],
+    ):
+        said = world.vfsd(*args, code=2).stderr
+        assert said.startswith("vfsd: ") and said.count("\n") == 1, said
+
+
+def test_every_command_says_what_it_and_its_arguments_are() -> None:
+    """All of ``--help``, down to the actions of commands."""
+    todo, seen = [_parser()], 0
+    while todo:
+        parser = todo.pop()
+        seen += 1
+        assert parser.description, parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                todo += action.choices.values()
+            else:
+                assert action.help, (parser.prog, action.dest)
+    assert seen > 20
+
+
+def test_an_export_into_a_pipe_that_closes_is_quiet(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    for number in range(300):
+        (world.mp / f"file{number}").write_text("x" * 5000)
+    command = f"{sys.executable} -m vfsd export 2>{world.base}/said | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=world.env, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert (done.stdout, (world.base / "said").read_text()) == ("1\n", "")

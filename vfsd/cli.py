@@ -24,6 +24,7 @@ from vfsd.commands import audit as commands_audit
 from vfsd.commands import checkpoint as commands_checkpoint
 from vfsd.commands import routes as commands_routes
 from vfsd.commands import rules as commands_rules
+from vfsd.commands.parsing import add_thread, command
 from vfsd.doors.engines import abort, unmount
 from vfsd.executeconfig import PROFILES
 from vfsd.process import mountpoint, registry
@@ -46,9 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
+        _check_words(args)
         code: int = args.run(args)
         sys.stdout.flush()
         return code
+    except config.UsageError as exc:
+        print(f"vfsd: {exc}", file=sys.stderr)
+        return 2
     except (Failure, config.ConfigError, mountpoint.MountpointError) as exc:
         print(f"vfsd: {exc}", file=sys.stderr)
     except BrokenPipeError:
@@ -61,12 +66,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+def _check_words(args: argparse.Namespace) -> None:
+    """UsageError for a name or thread that can't be one."""
+    for what in ("name", "thread"):
+        value = getattr(args, what, None)
+        if value is None or (what == "name" and args.run is _run):  # which takes a mountpoint too
+            continue
+        try:
+            config.check_word(f"--{what}", value)
+        except config.ConfigError as exc:
+            raise config.UsageError(str(exc)) from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vfsd", description="One file tree with two doors: a mount and a socket.")
     parser.add_argument("--version", action="version", version=f"vfsd {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    p = commands.add_parser("mount", help="mount a tree on a directory; returns when it answers")
+    p = command(commands, "mount", "mount a tree on a directory; returns when it answers")
     p.add_argument("mountpoint", metavar="MOUNTPOINT", help="an empty directory")
     p.add_argument("--foreground", action="store_true", help="stay here, log to standard error")
     p.add_argument("--config", type=Path, metavar="FILE", help="a vfsd.toml")
@@ -86,39 +103,40 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--log-level", choices=config.LOG_LEVELS, help="(default: info)")
     p.set_defaults(run=_mount)
 
-    p = commands.add_parser("umount", help="write everything, unmount, end the daemon")
-    p.add_argument("target", metavar="NAME|MOUNTPOINT")
+    p = command(commands, "umount", "write everything, unmount, end the daemon")
+    p.add_argument("target", metavar="NAME|MOUNTPOINT", help="the mount's name, or the directory it is on")
     how = p.add_mutually_exclusive_group()
     how.add_argument("--lazy", action="store_true", help="detach now, end when the last program has left")
     how.add_argument("--force", action="store_true", help="cut off the programs that still use it")
     p.set_defaults(run=_umount)
 
-    p = commands.add_parser("status", help="the running mounts")
-    p.add_argument("name", metavar="NAME", nargs="?")
+    p = command(commands, "status", "the running mounts")
+    p.add_argument("name", metavar="NAME", nargs="?", help="only this mount (default: all)")
     p.add_argument("--json", action="store_true", help="a list of objects, for programs")
     p.set_defaults(run=_status)
 
-    p = commands.add_parser("check", help="fsck: is what is stored consistent?")
-    p.add_argument("name", metavar="NAME", nargs="?", default="default")
-    p.add_argument("--thread", default="default")
-    p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory")
-    p.set_defaults(run=_check)
-
-    p = commands.add_parser("doctor", help="is FUSE usable here, and what to type if not")
-    p.set_defaults(run=_doctor)
-
-    p = commands.add_parser("run", help="a command, or a shell, whose / is the tree")
-    p.add_argument("--name", default="default")
+    p = command(commands, "run", "a command, or a shell, whose / is the tree")
+    p.add_argument("--name", default="default", help="the mount's name, or the directory it is on (default: default)")
     p.add_argument("--view", choices=("auto", "root", "mount"), default="auto", help="what its / is (default: auto)")
     p.add_argument("--profile", choices=PROFILES, default="open", help="what it is kept from (default: nothing, open)")
-    p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER)
+    p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="(default: your shell)")
     p.set_defaults(run=_run)
 
     commands_checkpoint.add(commands)
-    commands_archive.add(commands)
-    commands_routes.add(commands)
     commands_audit.add(commands)
     commands_rules.add(commands)
+    commands_routes.add(commands)
+    commands_archive.add(commands)
+
+    p = command(commands, "check", "fsck: is what is stored consistent?")
+    p.add_argument("name", metavar="NAME", nargs="?", default="default", help="the mount's name (default: default)")
+    add_thread(p)
+    p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory")
+    p.set_defaults(run=_check)
+
+    p = command(commands, "doctor", "is FUSE usable here, and what to type if not")
+    p.set_defaults(run=_doctor)
+    commands_checkpoint.add_gc(commands)
     return parser
 
 

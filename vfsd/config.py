@@ -8,6 +8,7 @@ the line, because the person who reads it has to find the place.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ MAX_CONFIG = 1 << 20
 
 class ConfigError(Exception):
     """One sentence that says what is wrong and where."""
+
+
+class UsageError(ConfigError):
+    """The same of what was typed on a command line."""
 
 
 @dataclass(frozen=True)
@@ -196,20 +201,23 @@ def parse_route(text: str, cwd: Path | None = None) -> RouteSpec:
     """
     prefix, eq, rest = text.partition("=")
     if not eq:
-        raise ConfigError(f"--route {text!r}: write it as PREFIX=KIND[:LOCATION], such as /work/=local:~/project")
+        raise UsageError(f"--route {text!r}: write it as PREFIX=KIND[:LOCATION], such as /work/=local:~/project")
     kind, _, location = rest.partition(":")
     namespace: list[str] = []
     if kind == "store" and "#" in location:
         location, _, fragment = location.partition("#")
         namespace = fragment.split("/")
-    return _route(prefix, kind, location or None, cwd or Path.cwd(), namespace)
+    try:
+        return _route(prefix, kind, location or None, cwd or Path.cwd(), namespace)
+    except ConfigError as exc:
+        raise UsageError(str(exc)) from None
 
 
 def parse_set(text: str) -> tuple[str, str]:
     """``NAME=VALUE`` of the command line."""
     name, eq, value = text.partition("=")
     if not eq or not name.isidentifier():
-        raise ConfigError(f"--set {text!r}: write it as NAME=VALUE, such as user=alice")
+        raise UsageError(f"--set {text!r}: write it as NAME=VALUE, such as user=alice")
     return name, value
 
 
@@ -253,7 +261,9 @@ def load(path: Path) -> Config:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8") from None
     except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path}: {exc}") from None
+        at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)\Z", str(exc))
+        line = text.count("\n") + 1 if at is None or at[1] is None else int(at[1])
+        raise ConfigError(f"{path}:{line}: {str(exc)[: at.start()] if at else exc}") from None
 
     def wrong(message: str, *keys: str | int) -> ConfigError:
         return ConfigError(f"{path}:{_line_of(text, *keys)}: {message}")
@@ -362,7 +372,7 @@ def complete(
     seen: set[str] = set()
     for spec in routes:
         if spec.prefix in seen:
-            raise ConfigError(f"--route {spec.prefix} is given twice")
+            raise UsageError(f"--route {spec.prefix} is given twice")
         seen.add(spec.prefix)
         table[spec.prefix] = spec
     if "/" not in table:

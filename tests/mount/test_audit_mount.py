@@ -252,7 +252,7 @@ def test_log_and_blame(daemon: Daemon) -> None:
     assert "call call_1" in blamed[-1]
     assert daemon.vfsd("blame", "--name", "test", "/nothing").stderr.startswith("vfsd: nothing that is still recorded")
     wrong = daemon.vfsd("log", "--name", "test", "--since", "soon")
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     daemon.stop()
     assert log("-n", "1")  # without a daemon too
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from vfsd.archive.archive import Export, Import, Part
 from vfsd.archive.atrest import Tree, Volume, volumes_of, with_tree
 from vfsd.backends.base import VolumeError
+from vfsd.commands.parsing import add_name, add_thread, command
 from vfsd.config import thread_home
 from vfsd.process.control import Control, Failure, running
 
@@ -27,18 +28,18 @@ _EVERY = 0.1
 
 def add(commands: Any) -> None:
     """Put the commands into the parser's ``commands``."""
-    p = commands.add_parser("export", help="the tree as a tar archive")
+    p = command(commands, "export", "the tree as a tar archive")
     p.add_argument("file", metavar="FILE", nargs="?", default="-", help="(default: standard output)")
     _common(p, _export)
-    p = commands.add_parser("import", help="put the files of a tar archive into the tree")
+    p = command(commands, "import", "put the files of a tar archive into the tree")
     p.add_argument("file", metavar="FILE", nargs="?", default="-", help="plain or compressed (default: standard input)")
     p.add_argument("--into", default="/", metavar="PATH", help="a directory of the tree (default: /)")
     _common(p, _import)
 
 
 def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    p.add_argument("--name", default="default", metavar="N", help="the mount's name (default: default)")
-    p.add_argument("--thread", default="default", help="whose, when it is not mounted (default: default)")
+    add_name(p)
+    add_thread(p)
     p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory, not mounted")
     p.set_defaults(run=run)
 

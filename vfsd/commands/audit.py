@@ -17,7 +17,8 @@ from typing import Any
 
 from vfsd.audit import log as auditlog
 from vfsd.audit.history import Filter, Record, blame, pattern, since
-from vfsd.config import audit_home
+from vfsd.commands.parsing import add_name, command
+from vfsd.config import UsageError, audit_home
 from vfsd.process.control import Failure, running
 
 _POLL = 0.1
@@ -28,7 +29,7 @@ _RED, _YELLOW, _CYAN, _END = "\033[31m", "\033[33m", "\033[36m", "\033[m"
 
 def add(commands: Any) -> None:
     """Put the commands into the parser's ``commands``."""
-    p = commands.add_parser("log", help="who changed what, and what was refused")
+    p = command(commands, "log", "who changed what, and what was refused")
     p.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until ^C")
     p.add_argument("--path", metavar="GLOB", help="only these: *, ?, ** across directories; a directory with all below")
     p.add_argument("--call", metavar="ID", help="only what this tool call or execute did")
@@ -37,14 +38,14 @@ def add(commands: Any) -> None:
     p.add_argument("--failed", action="store_true", help="only what was denied or failed")
     p.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N")
     _common(p, _log)
-    p = commands.add_parser("blame", help="which commands and tool calls changed a file, newest first")
+    p = command(commands, "blame", "which commands and tool calls changed a file, newest first")
     p.add_argument("path", metavar="PATH", help="in the tree, or below the mountpoint")
     p.add_argument("-n", "--lines", type=int, metavar="N", default=10, help="at most N, 0 for all (default: 10)")
     _common(p, _blame)
 
 
 def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    p.add_argument("--name", default="default", metavar="N", help="the mount's name (default: default)")
+    add_name(p)
     p.add_argument("--thread", help="whose, when it is not mounted (default: default)")
     p.add_argument("--json", action="store_true", help="one object a line, for programs")
     p.set_defaults(run=run)
@@ -77,7 +78,7 @@ def _log(args: argparse.Namespace) -> int:
     try:
         start = None if args.since is None else since(args.since)
     except ValueError as exc:
-        raise Failure(f"--since {exc}") from None
+        raise UsageError(f"--since {exc}") from None
     glob = None if args.path is None else pattern(_in_tree(args.path, entry) if "/" in args.path else args.path)
     wanted = Filter(glob, args.call, args.pid, start, args.failed)
     position = _end(place)
@@ -120,13 +121,15 @@ def _blame(args: argparse.Namespace) -> int:
     place = _place(args, entry)
     path = _in_tree(args.path, entry)
     shown = 0
-    for line, record in blame(lambda: auditlog.lines_back(place, "log"), path):
+    exists = entry is not None and os.path.lexists(entry["mountpoint"] + "/" + path.strip("/"))
+    for line, record in blame(lambda: auditlog.lines_back(place, "log"), path, exists=exists):
         _show(line, record, args.json)
         shown += 1
         if shown == args.lines:
             return 0
     if not shown:
-        raise Failure(f"nothing that is still recorded changed {path}")
+        missing = "" if exists or entry is None else ", and there is no such file"
+        raise Failure(f"nothing that is still recorded changed {path}{missing}")
     return 0
 
 

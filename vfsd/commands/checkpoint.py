@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vfsd.commands.parsing import add_name, add_thread, command
 from vfsd.process.control import Failure, connect, running
 
 _RED, _GREEN, _YELLOW, _CYAN, _BOLD, _END = "\033[31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m", "\033[m"
@@ -29,43 +30,50 @@ _SHOWN = {
 """The letter and colour of each kind of change."""
 
 
+_REF = "an id, its beginning, or a label"
+
+
 def add(commands: Any) -> None:
     """Put the commands into the parser's ``commands``."""
-    p = commands.add_parser("checkpoint", help="hold, compare and go back to states of the tree")
+    p = command(commands, "checkpoint", "hold, compare and go back to states of the tree")
     actions = p.add_subparsers(required=True, metavar="ACTION")
 
     def action(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        a: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+        a = command(actions, name, text)
         _common(a, run)
         return a
 
     a = action("create", _create, "hold the tree as it is now")
-    a.add_argument("label", metavar="LABEL", nargs="?", default="")
+    a.add_argument("label", metavar="LABEL", nargs="?", default="", help="what to call it (default: nothing)")
     action("list", _list, "all checkpoints, oldest first")
     a = action("show", _show, "one checkpoint: when, why, and how much is in it")
-    a.add_argument("ref", metavar="CHECKPOINT", help="an id, its beginning, or a label")
+    a.add_argument("ref", metavar="CHECKPOINT", help=_REF)
     a = action("diff", _diff, "what changed since a checkpoint, or between two")
-    a.add_argument("a", metavar="A")
-    a.add_argument("b", metavar="B", nargs="?", help="(default: the tree as it is now)")
+    a.add_argument("a", metavar="A", help=_REF)
+    a.add_argument("b", metavar="B", nargs="?", help="another (default: the tree as it is now)")
     a.add_argument("-p", "--patch", action="store_true", help="a unified diff of the texts, as git and patch take it")
     a = action("restore", _restore, "make the tree what it was; how it is now becomes a checkpoint of its own first")
-    a.add_argument("ref", metavar="CHECKPOINT")
+    a.add_argument("ref", metavar="CHECKPOINT", help=_REF)
     a = action("fork", _fork, "make another thread's tree of a checkpoint")
-    a.add_argument("ref", metavar="CHECKPOINT")
+    a.add_argument("ref", metavar="CHECKPOINT", help=_REF)
     a.add_argument("--thread", required=True, metavar="T", help="a thread that is not there yet")
     a = action("drop", _drop, "forget checkpoints, and give back the space only they needed")
-    a.add_argument("refs", metavar="CHECKPOINT", nargs="+")
+    a.add_argument("refs", metavar="CHECKPOINT", nargs="+", help=_REF)
 
-    p = commands.add_parser("undo", help="take back the last execute or tool call as a whole")
+    p = command(commands, "undo", "take back the last execute, and with every_calls = 1 the last tool call, as a whole")
     _common(p, _undo)
-    p = commands.add_parser("gc", help="give back all the disk space that can be")
-    p.add_argument("--thread", default="default", help="whose, when it is not mounted (default: default)")
+
+
+def add_gc(commands: Any) -> None:
+    """Put the command that gives back space into the parser's ``commands``."""
+    p = command(commands, "gc", "give back all the disk space that can be")
+    add_thread(p)
     p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory, not mounted")
     _common(p, _gc)
 
 
 def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    p.add_argument("--name", default="default", metavar="N", help="the mount's name (default: default)")
+    add_name(p)
     p.add_argument("--json", action="store_true", help="one object, for programs")
     p.set_defaults(run=run)
 

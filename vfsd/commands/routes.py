@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd import config
+from vfsd.commands.parsing import add_name, command
 from vfsd.process import registry
 from vfsd.process.control import Failure, ask
 
@@ -20,26 +21,37 @@ SECONDS = 60.0
 
 def add(commands: Any) -> None:
     """Put the commands on the parser."""
-    p = commands.add_parser("route", help="routes of a running mount")
+    p = command(commands, "route", "routes of a running mount")
     actions = p.add_subparsers(required=True, metavar="ACTION")
-    one = actions.add_parser("list", help="what is mounted where")
-    one.add_argument("--name", default="default")
+    one = command(actions, "list", "what is mounted where")
+    add_name(one)
     one.set_defaults(run=_list)
-    one = actions.add_parser("add", help="mount one more route")
-    one.add_argument("route", metavar="PREFIX=KIND[:LOCATION][#NAMESPACE]")
-    one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
-    one.add_argument("--name", default="default")
+    one = command(actions, "add", "mount one more route")
+    one.add_argument(
+        "route",
+        metavar="PREFIX=KIND[:LOCATION][#NAMESPACE]",
+        help=f"kind is one of {', '.join(config.KINDS)}",
+    )
+    one.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="values",
+        help="what {NAME} in the namespace of a store stands for; repeatable",
+    )
+    add_name(one)
     one.set_defaults(run=_add)
-    one = actions.add_parser("remove", help="take a route out of the tree; its files stay where they are")
-    one.add_argument("prefix", metavar="PREFIX")
-    one.add_argument("--name", default="default")
+    one = command(actions, "remove", "take a route out of the tree; its files stay where they are")
+    one.add_argument("prefix", metavar="PREFIX", help="the route's directory in the tree")
+    add_name(one)
     one.set_defaults(run=_remove)
 
-    p = commands.add_parser("blob", help="contents named by their sha256")
+    p = command(commands, "blob", "contents named by their sha256")
     actions = p.add_subparsers(required=True, metavar="ACTION")
-    one = actions.add_parser("put", help="store a file's content and print its path in the tree")
-    one.add_argument("file", type=Path, metavar="FILE")
-    one.add_argument("--name", default="default")
+    one = command(actions, "put", "store a file's content and print its path in the tree")
+    one.add_argument("file", type=Path, metavar="FILE", help="any file of this machine")
+    add_name(one)
     one.set_defaults(run=_put)
 
 

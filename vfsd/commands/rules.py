@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd import config
+from vfsd.commands.parsing import add_name, command
 from vfsd.core.policy import Policy
 from vfsd.process.control import connect
 from vfsd.rules.book import of_policy
@@ -20,31 +21,31 @@ from vfsd.rules.book import of_policy
 
 def add(commands: Any) -> None:
     """Put the commands into the parser's ``commands``."""
-    p = commands.add_parser("rules", help="what may be read and written, whatever door is used")
+    p = command(commands, "rules", "what may be read and written, whatever door is used")
     actions = p.add_subparsers(required=True, metavar="ACTION")
     for name, run, text in (
         ("list", _list, "the rules in force, in the order in which they are tried"),
         ("check", _check, "what is odd about the rules in force, or those in a file"),
         ("reload", _reload, "read the mount's configuration file anew and put its rules in force"),
     ):
-        a = actions.add_parser(name, help=text, description=text)
+        a = command(actions, name, text)
         _common(a, run)
         if name == "check":
             a.add_argument("file", metavar="FILE", nargs="?", type=Path, help="a vfsd.toml (default: a running mount)")
 
-    p = commands.add_parser("approvals", help="the operations that wait for a yes")
+    p = command(commands, "approvals", "the operations that wait for a yes")
     _common(p, _approvals)
-    p = commands.add_parser("approve", help="let an operation that waits go on")
-    p.add_argument("id", metavar="ID")
+    p = command(commands, "approve", "let an operation that waits go on")
+    p.add_argument("id", metavar="ID", help="as vfsd approvals shows it")
     _common(p, _approve)
-    p = commands.add_parser("reject", help="deny an operation that waits")
-    p.add_argument("id", metavar="ID")
+    p = command(commands, "reject", "deny an operation that waits")
+    p.add_argument("id", metavar="ID", help="as vfsd approvals shows it")
     p.add_argument("--reason", default="", help="what the tool that asked is told")
     _common(p, _reject)
 
 
 def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    p.add_argument("--name", default="default", metavar="N", help="the mount's name (default: default)")
+    add_name(p)
     p.add_argument("--json", action="store_true", help="one object, for programs")
     p.set_defaults(run=run)
 
