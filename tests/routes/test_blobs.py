@@ -7,6 +7,7 @@ import errno
 import hashlib
 import http.client
 import http.server
+import json
 import os
 import socketserver
 import subprocess
@@ -78,6 +79,19 @@ def test_a_directory(world: World, tmp_path: Path) -> None:
     there = tmp_path / "b" / named(b"made by another daemon")
     there.write_bytes(b"made by another daemon")
     assert (m / there.name).read_bytes() == b"made by another daemon"  # found by name before the next listing
+
+
+@pytest.mark.mount
+def test_a_refused_close_is_told_of(world: World, tmp_path: Path) -> None:
+    m = world.mount(f"/blobs/=blob:{tmp_path}/b")
+    name = named(b"other")
+    with pytest.raises(OSError, match="Bad message"), open(m / "blobs" / name, "wb") as wrong:
+        wrong.write(b"not that")
+    wait_until(lambda: os.listdir(m / "blobs") == [])
+    told = [json.loads(line) for line in (m / ".vfsd/errors.ndjson").read_text().splitlines()]
+    assert {(r["op"], r["path"], r["result"]) for r in told} == {("close", f"/blobs/{name}", "EBADMSG")}
+    (log,) = tmp_path.rglob("vfsd.log")
+    assert f"'/{name}' is as it was before" in log.read_text()
 
 
 @pytest.mark.mount
