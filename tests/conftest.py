@@ -1,4 +1,4 @@
-"""For every test: helper modules are imported from this directory; what is under ``mount`` needs one, and is marked."""
+"""For every test: helper modules are imported from this directory; what needs a mount is marked so."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 from trees import Mounts
 
 MOUNT_TESTS = Path(__file__).parent / "mount"
+DAEMONS = {"world"}
+"""Fixtures in which the command starts daemons that mount."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if MOUNT_TESTS in item.path.parents:
+        if MOUNT_TESTS in item.path.parents or DAEMONS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.mount)
 
 

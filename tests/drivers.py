@@ -13,10 +13,10 @@ import stat
 from typing import Any, NamedTuple, Protocol
 
 import trio
-from makers import ROOT, done
+from makers import ME, done
 
 from agenttools.client import Client
-from vfsd.core.types import SetAttr
+from vfsd.core.types import Caller, SetAttr
 from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
@@ -217,8 +217,9 @@ def _of_attr(attr: Any) -> Stat:
 class VfsDriver:
     """The inode API and the path walk above it, in this process; ``root`` is a directory of the tree."""
 
-    def __init__(self, vfs: Vfs, root: str = "") -> None:
+    def __init__(self, vfs: Vfs, root: str = "", caller: Caller = ME) -> None:
         self.vfs = vfs
+        self.caller = caller
         self.paths = Paths(vfs)
         self.root = os.fsencode(root)
         self._open: dict[int, tuple[int, int, int]] = {}
@@ -228,59 +229,59 @@ class VfsDriver:
         return self.root + os.fsencode(path)
 
     def _ino(self, path: str, follow: bool = True) -> int:
-        return int(done(self.paths.resolve(self._at(path), ROOT, follow)).ino)
+        return int(done(self.paths.resolve(self._at(path), self.caller, follow)).ino)
 
     def _new(self, path: str) -> tuple[int, bytes]:
-        place = done(self.paths.place_for(self._at(path), ROOT))
+        place = done(self.paths.place_for(self._at(path), self.caller))
         return place.parent.ino, place.name
 
     def _old(self, path: str) -> tuple[int, bytes]:
-        place, _ = done(self.paths.place_of(self._at(path), ROOT))
+        place, _ = done(self.paths.place_of(self._at(path), self.caller))
         return place.parent.ino, place.name
 
     def mkdir(self, path: str, perm: int = 0o755) -> None:
-        done(self.vfs.mkdir(*self._new(path), perm, ROOT))
+        done(self.vfs.mkdir(*self._new(path), perm, self.caller))
 
     def mknod(self, path: str, mode: int, rdev: int = 0) -> None:
-        done(self.vfs.mknod(*self._new(path), mode, rdev, ROOT))
+        done(self.vfs.mknod(*self._new(path), mode, rdev, self.caller))
 
     def symlink(self, target: str, path: str) -> None:
-        done(self.vfs.symlink(*self._new(path), os.fsencode(target), ROOT))
+        done(self.vfs.symlink(*self._new(path), os.fsencode(target), self.caller))
 
     def link(self, old: str, new: str) -> None:
-        done(self.vfs.link(self._ino(old, False), *self._new(new), ROOT))
+        done(self.vfs.link(self._ino(old, False), *self._new(new), self.caller))
 
     def unlink(self, path: str) -> None:
-        done(self.vfs.unlink(*self._old(path), ROOT))
+        done(self.vfs.unlink(*self._old(path), self.caller))
 
     def rmdir(self, path: str) -> None:
-        done(self.vfs.rmdir(*self._old(path), ROOT))
+        done(self.vfs.rmdir(*self._old(path), self.caller))
 
     def rename(self, old: str, new: str, flags: int = 0) -> None:
         # As the kernel: both directories are walked to before either name is looked up.
-        done(self.paths.walk(self._at(old), ROOT, follow=False))
-        target = done(self.paths.walk(self._at(new), ROOT, follow=False))
-        done(self.vfs.rename(*self._old(old), target.parent.ino, target.name, flags, ROOT))
+        done(self.paths.walk(self._at(old), self.caller, follow=False))
+        target = done(self.paths.walk(self._at(new), self.caller, follow=False))
+        done(self.vfs.rename(*self._old(old), target.parent.ino, target.name, flags, self.caller))
 
     def readlink(self, path: str) -> bytes:
-        return done(self.vfs.readlink(self._ino(path, False), ROOT))
+        return done(self.vfs.readlink(self._ino(path, False), self.caller))
 
     def listdir(self, path: str) -> list[bytes]:
         ino = self._ino(path)
-        fh = done(self.vfs.opendir(ino, ROOT))
+        fh = done(self.vfs.opendir(ino, self.caller))
         try:
-            return sorted(entry.name for entry in done(self.vfs.readdir(ino, fh, 0, ROOT)))
+            return sorted(entry.name for entry in done(self.vfs.readdir(ino, fh, 0, self.caller)))
         finally:
             done(self.vfs.releasedir(ino, fh))
 
     def stat(self, path: str) -> Stat:
-        return _of_attr(done(self.paths.resolve(self._at(path), ROOT)))
+        return _of_attr(done(self.paths.resolve(self._at(path), self.caller)))
 
     def lstat(self, path: str) -> Stat:
-        return _of_attr(done(self.paths.resolve(self._at(path), ROOT, False)))
+        return _of_attr(done(self.paths.resolve(self._at(path), self.caller, False)))
 
     def _set(self, path: str, to: SetAttr) -> None:
-        done(self.vfs.setattr(self._ino(path), to, ROOT))
+        done(self.vfs.setattr(self._ino(path), to, self.caller))
 
     def chmod(self, path: str, perm: int) -> None:
         self._set(path, SetAttr(perm=perm))
@@ -295,19 +296,19 @@ class VfsDriver:
         self._set(path, SetAttr(size=size))
 
     def getxattr(self, path: str, name: str) -> bytes:
-        return done(self.vfs.getxattr(self._ino(path), os.fsencode(name), ROOT))
+        return done(self.vfs.getxattr(self._ino(path), os.fsencode(name), self.caller))
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
-        done(self.vfs.setxattr(self._ino(path), os.fsencode(name), value, flags, ROOT))
+        done(self.vfs.setxattr(self._ino(path), os.fsencode(name), value, flags, self.caller))
 
     def listxattr(self, path: str) -> list[bytes]:
-        return sorted(done(self.vfs.listxattr(self._ino(path), ROOT)))
+        return sorted(done(self.vfs.listxattr(self._ino(path), self.caller)))
 
     def removexattr(self, path: str, name: str) -> None:
-        done(self.vfs.removexattr(self._ino(path), os.fsencode(name), ROOT))
+        done(self.vfs.removexattr(self._ino(path), os.fsencode(name), self.caller))
 
     def open(self, path: str, flags: int, mode: int = 0o644) -> int:
-        attr, fh = done(self.paths.open(self._at(path), flags, mode, ROOT))
+        attr, fh = done(self.paths.open(self._at(path), flags, mode, self.caller))
         self._next += 1
         self._open[self._next] = (attr.ino, fh, flags)
         return self._next
@@ -321,22 +322,22 @@ class VfsDriver:
 
     def close(self, fh: int) -> None:
         ino, number, _ = self._open.pop(fh)
-        directory = stat.S_ISDIR(done(self.vfs.getattr(ino, ROOT, number)).mode)
+        directory = stat.S_ISDIR(done(self.vfs.getattr(ino, self.caller, number)).mode)
         done((self.vfs.releasedir if directory else self.vfs.release)(ino, number))
 
     def pread(self, fh: int, length: int, offset: int) -> bytes:
         return bytes(done(self.vfs.read(*self._handle(fh, reads=True), offset, length)))
 
     def pwrite(self, fh: int, data: bytes, offset: int) -> int:
-        return done(self.vfs.write(*self._handle(fh, writes=True), offset, data, ROOT))
+        return done(self.vfs.write(*self._handle(fh, writes=True), offset, data, self.caller))
 
     def ftruncate(self, fh: int, size: int) -> None:
         ino, number = self._handle(fh, writes=True)
-        done(self.vfs.setattr(ino, SetAttr(size=size), ROOT, number))
+        done(self.vfs.setattr(ino, SetAttr(size=size), self.caller, number))
 
     def fstat(self, fh: int) -> Stat:
         ino, number = self._handle(fh)
-        return _of_attr(done(self.vfs.getattr(ino, ROOT, number)))
+        return _of_attr(done(self.vfs.getattr(ino, self.caller, number)))
 
     def fsync(self, fh: int) -> None:
         trio.run(self.vfs.fsync, *self._handle(fh), False)
@@ -345,7 +346,7 @@ class VfsDriver:
         return done(self.vfs.seek(*self._handle(fh), offset, whence))
 
     def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
-        done(self.vfs.fallocate(*self._handle(fh, writes=True), mode, offset, length, ROOT))
+        done(self.vfs.fallocate(*self._handle(fh, writes=True), mode, offset, length, self.caller))
 
 
 class _Attr:

@@ -26,7 +26,7 @@ from vfsd.volume import TreeVolume
 
 T = TypeVar("T")
 KINDS = ("state", "memory", "local")
-ROOT = Caller(0, 0, 0, "rpc")
+ME = Caller(os.geteuid(), os.getegid(), 0, "rpc")
 
 
 def done(operation: Coroutine[Any, Any, T]) -> T:

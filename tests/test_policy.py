@@ -215,6 +215,7 @@ def theirs(rules: list[tuple[list[str], list[str], str]]) -> Any:
 @installed
 @settings(deadline=None)
 @given(RULES, PATHS, st.sampled_from(OPERATIONS))
+@pytest.mark.slow
 def test_verdicts_are_deep_agents_own(rules: list[tuple[list[str], list[str], str]], path: str, operation: str) -> None:
     from deepagents.middleware import filesystem
 
@@ -234,6 +235,7 @@ def test_deletes_are_judged_as_deep_agents_does(rules: list[tuple[list[str], lis
 
 @settings(deadline=None)
 @given(RULES, PATHS.filter(lambda path: path != "/"), st.sampled_from(OPERATIONS))
+@pytest.mark.slow
 def test_the_rules_of_a_directory_say_the_same_of_its_entries(
     rules: list[tuple[list[str], list[str], str]], path: str, operation: str
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import trio
 import xxhash
+from local_volume import needs_root
 from rpc_server import Raw, Server, errno_of, make_vfs
 
 from agenttools import wire
@@ -171,6 +172,7 @@ def test_glob_and_grep(client: Client) -> None:
     assert not reply["truncated"]
 
 
+@needs_root
 def test_like_os(client: Client) -> None:
     call = client.call
     call("mkdir", path=b"/d")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from drivers import VfsDriver, read_file, write_file
-from makers import ROOT, close_vfs, done, open_vfs
+from makers import ME, close_vfs, done, open_vfs
 
 from vfsd.core.policy import Policy, check_rule
 from vfsd.core.types import Caller
@@ -157,7 +157,7 @@ def test_hooks_are_bounded() -> None:
         raise ValueError("oops")
 
     async def main() -> None:
-        change = Mutation("write", ("/x",), ROOT)
+        change = Mutation("write", ("/x",), ME)
         began = time.monotonic()
         for _ in range(4):
             found = await made(stuck, seconds=0.05).check(change)

@@ -143,6 +143,7 @@ SEGMENTS = st.sampled_from(
     st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join),
     st.sampled_from(["", "/"]),
 )
+@pytest.mark.slow
 def test_glob_finds_what_the_matcher_library_says(files: list[str], pattern: str, anchor: str) -> None:
     files = [f for f in files if not any(other.startswith(f + "/") for other in files)]
     compiled = wcglob.compile(pattern, flags=wcglob.BRACE | wcglob.GLOBSTAR)

@@ -48,6 +48,7 @@ messages = st.dictionaries(st.text(max_size=8), values, max_size=6)
 
 @given(st.lists(messages, max_size=4), st.data())
 @settings(max_examples=50)
+@pytest.mark.slow
 def test_what_is_sent_is_received_however_it_is_cut(sent: list[dict[str, Any]], data: st.DataObject) -> None:
     stream = b"".join(encoded(message) for message in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
@@ -85,6 +86,7 @@ def test_fuzz_any_body_decodes_or_raises_wire_error(body: bytes, requests: bool)
 
 
 @given(messages, st.data())
+@pytest.mark.slow
 def test_fuzz_a_flipped_byte_decodes_or_raises_wire_error(message: dict[str, Any], data: st.DataObject) -> None:
     stream = bytearray(encoded(message))
     stream[data.draw(st.integers(4, len(stream) - 1))] = data.draw(st.integers(0, 255))

@@ -66,7 +66,7 @@ class Place:
             self.volume = None
 
 
-@pytest.fixture(params=(*KINDS, *WAITING))
+@pytest.fixture(params=(*KINDS, *WAITING[:-1], pytest.param("postgres", marks=pytest.mark.slow)))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = Place(request.param, tmp_path / "volume")
     if place.kind == "anystore":
@@ -84,3 +84,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 @pytest.fixture
 def volume(place: Place) -> Any:
     return place.open()
+
+
+@pytest.fixture
+def privileged(place: Place) -> None:
+    """What a test does, only root may do to files of the host."""
+    if place.kind == "local" and os.geteuid():
+        pytest.skip("only root may give files away and make devices")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -195,5 +196,5 @@ class Extents(RuleBasedStateMachine):
         os.close(self.file.fd)
 
 
-TestExtents = Extents.TestCase
+TestExtents = pytest.mark.slow(Extents.TestCase)
 TestExtents.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 from faults import Calls, failing
-from makers import ROOT, dump, open_volume, ticking
+from makers import ME, dump, open_volume, ticking
 from workload import steps
 
 from vfsd.backends import ballast, extents, journal, sqlite
@@ -90,7 +90,7 @@ def test_the_nth_call_fails(
 
 
 def _then_it_works_again(volume: Any) -> None:
-    ino = volume.create_file(volume.root_ino, b"afterwards", 0o644, b"fine", ROOT).ino
+    ino = volume.create_file(volume.root_ino, b"afterwards", 0o644, b"fine", ME).ino
     assert bytes(volume.read(ino, 0, 0, 10)) == b"fine"
 
 
@@ -98,27 +98,27 @@ def test_a_full_disk_refuses_writes_whole_and_unlinks_still_work(place: Path) ->
     """No block and no journal space is to be had; then a file is deleted, for which the ballast is given up."""
     volume = open_volume("state", place)
     root = volume.root_ino
-    ino = volume.create_file(root, b"old", 0o644, b"o" * 50_000, ROOT).ino
+    ino = volume.create_file(root, b"old", 0o644, b"o" * 50_000, ME).ino
     for i in range(2000):  # until the journal's reserve is used up
-        volume.create_file(root, b"fill%d" % i, 0o644, b"", ROOT)
+        volume.create_file(root, b"fill%d" % i, 0o644, b"", ME)
     full = _full(volume)
     before = dump(volume)
     with full as calls:
         for change in (
-            lambda: volume.create_file(root, b"new", 0o644, b"n" * 50_000, ROOT),
-            lambda: volume.write(ino, 0, 0, b"in place", ROOT),
-            lambda: volume.write(ino, 0, 50_000, b"more" * 5000, ROOT),
-            lambda: volume.replace(ino, b"r" * 9000, ROOT),
-            lambda: volume.fallocate(ino, 0, 0, 0, 1 << 20, ROOT),
-            lambda: volume.mkdir(root, b"d", 0o755, ROOT),
+            lambda: volume.create_file(root, b"new", 0o644, b"n" * 50_000, ME),
+            lambda: volume.write(ino, 0, 0, b"in place", ME),
+            lambda: volume.write(ino, 0, 50_000, b"more" * 5000, ME),
+            lambda: volume.replace(ino, b"r" * 9000, ME),
+            lambda: volume.fallocate(ino, 0, 0, 0, 1 << 20, ME),
+            lambda: volume.mkdir(root, b"d", 0o755, ME),
         ):
             with pytest.raises(OSError, match="No space"):
                 change()
             assert dump(volume) == before
         assert calls.failed >= 6
-        volume.unlink(root, b"old", ROOT)
+        volume.unlink(root, b"old", ME)
         assert not (place / "ballast").exists()
-    ino = volume.create_file(root, b"new", 0o644, b"n" * 50_000, ROOT).ino
+    ino = volume.create_file(root, b"new", 0o644, b"n" * 50_000, ME).ino
     assert bytes(volume.read(ino, 0, 0, 50_000)) == b"n" * 50_000
     trio.run(volume.maintain)
     assert (place / "ballast").exists()
@@ -169,12 +169,12 @@ def _full(volume: Any) -> _Full:
 def test_a_failed_sync_ends_all_writing(which: str, place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The kernel reports a lost page once; a later sync that succeeds would be a lie."""
     volume = open_volume("state", place)
-    ino = volume.create_file(volume.root_ino, b"f", 0o644, b"x" * 9000, ROOT).ino
+    ino = volume.create_file(volume.root_ino, b"f", 0o644, b"x" * 9000, ME).ino
     module = sqlite if which == "data" else journal
     with failing(module, "fdatasync", code=errno.EIO), pytest.raises(OSError, match="Input/output"):
         trio.run(volume.fsync, ino, 0, False)
     with pytest.raises(OSError, match="Read-only"):
-        volume.write(ino, 0, 0, b"y", ROOT)
+        volume.write(ino, 0, 0, b"y", ME)
     with pytest.raises(OSError, match="Input/output"):
         trio.run(volume.fsync, ino, 0, False)
     assert bytes(volume.read(ino, 0, 0, 5)) == b"xxxxx"
@@ -183,7 +183,7 @@ def test_a_failed_sync_ends_all_writing(which: str, place: Path, caplog: pytest.
     volume = open_volume("state", place)
     ino = volume.lookup(volume.root_ino, b"f").ino
     assert bytes(volume.read(ino, 0, 0, 9000)) == b"x" * 9000
-    volume.write(ino, 0, 0, b"y", ROOT)
+    volume.write(ino, 0, 0, b"y", ME)
     volume.close()
 
 
@@ -191,9 +191,9 @@ def test_regression_blocks_of_a_failed_sync_are_not_handed_out(place: Path) -> N
     """What frees a block must be durable before the block is used again."""
     volume = open_volume("state", place)
     root = volume.root_ino
-    volume.create_file(root, b"f", 0o644, b"x" * 40_960, ROOT)
+    volume.create_file(root, b"f", 0o644, b"x" * 40_960, ME)
     trio.run(volume.syncfs)
-    volume.unlink(root, b"f", ROOT)
+    volume.unlink(root, b"f", ME)
     waiting = volume.backend._data.quarantined()
     assert waiting == 40_960
     with failing(sqlite, "fdatasync", code=errno.EIO), pytest.raises(OSError):
@@ -210,7 +210,7 @@ def test_a_fold_that_fails_is_done_later(code: int, place: Path, caplog: pytest.
     with failing(journal, "ftruncate", code=code, for_good=True):
         trio.run(volume.maintain)
     assert "not folded yet" in caplog.text
-    volume.create_file(volume.root_ino, b"since", 0o644, b"s", ROOT)
+    volume.create_file(volume.root_ino, b"since", 0o644, b"s", ME)
     before = dump(volume)
     trio.run(volume.maintain)
     assert dump(volume) == before
@@ -228,7 +228,7 @@ def test_a_database_that_refuses_makes_the_volume_read_only(place: Path, caplog:
     trio.run(volume.maintain)
     assert "read-only from now on" in caplog.text
     with pytest.raises(OSError, match="Read-only"):
-        volume.mkdir(volume.root_ino, b"x", 0o755, ROOT)
+        volume.mkdir(volume.root_ino, b"x", 0o755, ME)
     assert dump(volume) == before
     volume.backend._db.execute("DROP TRIGGER no")
     volume.close()
@@ -247,7 +247,7 @@ def test_folding_while_changes_go_on(place: Path) -> None:
                 nursery.start_soon(volume.maintain)
                 await trio.lowlevel.checkpoint()
                 step(volume)
-                volume.setattr(volume.root_ino, SetAttr(perm=0o700 if len(name) % 2 else 0o755), ROOT)
+                volume.setattr(volume.root_ino, SetAttr(perm=0o700 if len(name) % 2 else 0o755), ME)
 
     trio.run(both)
     before = dump(volume)

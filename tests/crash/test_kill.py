@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import ROOT, dump, open_volume, ticking
+from makers import ME, dump, open_volume, ticking
 from test_faults import IN_PLACE, without_content
 from workload import steps
 
@@ -61,6 +61,7 @@ def test_killed_at_every_point(states: list[Dump], tmp_path: Path) -> None:
             promised(tmp_path / str(k), states, len((tmp_path / f"{k}.done").read_bytes()))
 
 
+@pytest.mark.slow
 def test_a_journal_cut_inside_each_record(states: list[Dump], tmp_path: Path) -> None:
     """A record that is not whole is a commit that never was; those before it all are."""
     ends = [0]
@@ -98,11 +99,11 @@ def test_files_open_and_unlinked_are_purged_at_the_next_start(tmp_path: Path) ->
     place = tmp_path / "volume"
     volume = open_volume("state", place)
     root = volume.root_ino
-    kept = volume.create_file(root, b"kept", 0o644, b"k" * 5000, ROOT).ino
-    gone = volume.create_file(root, b"gone", 0o644, b"g" * 500_000, ROOT).ino
-    nameless, _ = volume.tmpfile(root, 0o600, 2, ROOT)
-    volume.open(gone, 0, ROOT)
-    volume.unlink(root, b"gone", ROOT)
+    kept = volume.create_file(root, b"kept", 0o644, b"k" * 5000, ME).ino
+    gone = volume.create_file(root, b"gone", 0o644, b"g" * 500_000, ME).ino
+    nameless, _ = volume.tmpfile(root, 0o600, 2, ME)
+    volume.open(gone, 0, ME)
+    volume.unlink(root, b"gone", ME)
     assert volume.getattr(gone).nlink == 0
     _let_go(volume)
     for read_only in (True, False):
@@ -121,5 +122,5 @@ def test_a_new_volume_may_be_read_only(tmp_path: Path) -> None:
     volume = open_volume("state", tmp_path / "volume", read_only=True)
     assert volume.children(volume.root_ino) == []
     with pytest.raises(OSError, match="Read-only"):
-        volume.mkdir(volume.root_ino, b"d", 0o755, ROOT)
+        volume.mkdir(volume.root_ino, b"d", 0o755, ME)
     volume.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import ROOT, dump, open_volume
+from makers import ME, dump, open_volume
 
 from vfsd.backends import extents
 
@@ -38,13 +38,13 @@ def test_what_a_refused_write_would_have_written_over_is_as_it_was(
     offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume = open_volume("state", tmp_path / "volume")
-    ino = volume.create_file(volume.root_ino, b"f", 0o644, b"old" * 10_000, ROOT).ino
+    ino = volume.create_file(volume.root_ino, b"f", 0o644, b"old" * 10_000, ME).ino
     before = dump(volume)
     with monkeypatch.context() as patch:
         patch.setattr(extents, "os", _NoMoreBlocks())
         with pytest.raises(OSError, match="No space"):
-            volume.write(ino, 0, offset, b"new" * 700_000, ROOT)
+            volume.write(ino, 0, offset, b"new" * 700_000, ME)
         assert dump(volume) == before
-    assert volume.write(ino, 0, offset, b"new" * 700_000, ROOT) == 2_100_000
+    assert volume.write(ino, 0, offset, b"new" * 700_000, ME) == 2_100_000
     assert bytes(volume.read(ino, 0, offset, 3_000_000)) == b"new" * 700_000
     volume.close()

@@ -253,6 +253,7 @@ def test_listing_resumes_by_offset(vol: LocalVolume, host: Path) -> None:
 
 
 @pytest.mark.parametrize("with_handle", [True, False])
+@pytest.mark.slow
 def test_listing_while_churning(vol: LocalVolume, host: Path, with_handle: bool) -> None:
     rng = random.Random(7)
     stay = {b"stay%d" % i for i in range(10_000)}

@@ -155,6 +155,7 @@ def test_few_descriptors_many_files(vol: LocalVolume, host: Path) -> None:
         vol.forget(ino, 1)
 
 
+@pytest.mark.slow
 def test_ten_thousand_open_files(vol: LocalVolume) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 10_200:
         pytest.skip("the machine's hard limit of open files is lower")

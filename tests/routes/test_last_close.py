@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from makers import ROOT
+from makers import ME
 from waiting import open_remote, store_at
 
 WRITE = os.O_WRONLY | os.O_TRUNC
@@ -28,22 +28,22 @@ def test_a_refused_last_close_leaves_what_the_next_writer_has_written(tmp_path: 
     async def session() -> None:
         nonlocal broken
         broken = False
-        ino = (await volume.create_file(volume.root_ino, b"f", 0o644, b"before", ROOT)).ino
+        ino = (await volume.create_file(volume.root_ino, b"f", 0o644, b"before", ME)).ino
         broken = True
         volume.remote.put = refusing
-        first = volume.open(ino, WRITE, ROOT)
-        volume.write(ino, first, 0, b"refused", ROOT)
+        first = volume.open(ino, WRITE, ME)
+        volume.write(ino, first, 0, b"refused", ME)
         with pytest.raises(OSError):
-            await volume.flush(ino, first, ROOT)
+            await volume.flush(ino, first, ME)
         async with trio.open_nursery() as nursery:
             await volume.lane.acquire()
             nursery.start_soon(volume.release, ino, first)
             await trio.testing.wait_all_tasks_blocked()
-            second = volume.open(ino, WRITE, ROOT)
-            volume.write(ino, second, 0, b"next", ROOT)
+            second = volume.open(ino, WRITE, ME)
+            volume.write(ino, second, 0, b"next", ME)
             volume.lane.release()
         broken = False
-        flushed = volume.flush(ino, second, ROOT)
+        flushed = volume.flush(ino, second, ME)
         assert flushed is not None
         await flushed
         volume.release(ino, second)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from makers import ROOT
+from makers import ME
 from waiting import NAMESPACE, open_remote, store_at
 
 from vfsd.backends import items
@@ -47,10 +47,10 @@ def tree(volume: Any, ino: int | None = None, prefix: bytes = b"") -> dict[bytes
 
 def test_any_store(store: Any) -> None:
     volume = open_remote(Shared(store))
-    d = volume.mkdir(volume.root_ino, b"d", 0o755, ROOT).ino
+    d = volume.mkdir(volume.root_ino, b"d", 0o755, ME).ino
     for i in range(300):
-        volume.create_file(d, b"%d" % i, 0o600, b"%d" % i, ROOT)
-    volume.rename(volume.root_ino, b"d", volume.root_ino, b"e", 0, ROOT)
+        volume.create_file(d, b"%d" % i, 0o600, b"%d" % i, ME)
+    volume.rename(volume.root_ino, b"d", volume.root_ino, b"e", 0, ME)
     again = open_remote(Shared(store))
     assert tree(again) == tree(volume)
     assert tree(again)[b"/e/299"] == b"299"
@@ -59,10 +59,10 @@ def test_any_store(store: Any) -> None:
     volume.bring_in()
     assert tree(volume)[b"/e/5"] == b"other"
     assert b"/e/6" not in tree(volume)
-    volume.replace(volume.lookup(volume.lookup(volume.root_ino, b"e").ino, b"7").ino, b"ours", ROOT)
+    volume.replace(volume.lookup(volume.lookup(volume.root_ino, b"e").ino, b"7").ino, b"ours", ME)
     ino = again.lookup(again.lookup(again.root_ino, b"e").ino, b"7").ino
     with pytest.raises(OSError) as refused:
-        again.replace(ino, b"lost", ROOT, xxhash.xxh3_64_intdigest(b"7"))
+        again.replace(ino, b"lost", ME, xxhash.xxh3_64_intdigest(b"7"))
     assert refused.value.errno == errno.ESTALE
     assert tree(again)[b"/e/7"] == b"ours"  # and it knows now what there is
     with pytest.raises(FileExistsError):

@@ -15,16 +15,20 @@ from drivers import HostDriver, RpcDriver, VfsDriver
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from local_volume import needs_root
 from machine import Machine, Ops
-from makers import ROOT, close_vfs, done, open_vfs
+from makers import close_vfs, done, open_vfs
 from model import Model
 from trees import MOUNTED, Mounts
 
 from vfsd.check import check_volume
-from vfsd.core.types import SetAttr
+from vfsd.core.types import Caller, SetAttr
 
 EXAMPLES = int(os.environ.get("VFSD_EXAMPLES", "25"))
 """Sessions a volume; set it higher for a soak."""
+ROOT = Caller(0, 0, 0, "rpc")
+"""The model is of what root may do."""
+
 SHRINK = (Phase.shrink,) if os.environ.get("VFSD_SHRINK") else ()
 """Shrinking a failed session takes minutes: more than a test may hang before it counts as hung."""
 
@@ -48,7 +52,7 @@ class Unmounted(Machine):
         self.place = Path(tempfile.mkdtemp(prefix="vfsd-stateful-", dir=memory))
         self.reference = Model()
         self.vfs = open_vfs({"/": (self.kind, self.place / "volume")})
-        self.subject = Ops(VfsDriver(self.vfs))
+        self.subject = Ops(VfsDriver(self.vfs, caller=ROOT))
         done(self.vfs.setattr(1, SetAttr(perm=0o755), ROOT))
         self.closed: list[Any] = []
 
@@ -87,7 +91,7 @@ class State(Unmounted):
             volume.backend.close = lambda: None
         close_vfs(self.vfs)
         self.vfs = open_vfs({"/": ("state", self.place / "volume")})
-        driver = VfsDriver(self.vfs)
+        driver = VfsDriver(self.vfs, caller=ROOT)
         driver._next = self.subject.fs._next
         self.subject = Ops(driver)
 
@@ -111,7 +115,7 @@ class Local(Unmounted):
 
 
 @pytest.mark.timeout(60 + 2 * EXAMPLES)
-@pytest.mark.parametrize("machine", [State, Memory, Local])
+@pytest.mark.parametrize("machine", [State, Memory, pytest.param(Local, marks=needs_root)])
 def test_a_volume_and_the_model(machine: type[Machine]) -> None:
     run_state_machine_as_test(machine, settings=settings(QUIET, max_examples=EXAMPLES, stateful_step_count=30))
 
