@@ -106,7 +106,11 @@ def files(thread: str = "t1") -> dict[str, str]:
     """The files of a thread's tree, as its shell sees them."""
     with Client(name=f"default@{thread}") as client:
         point = Path(os.fsdecode(client.hello["mountpoint"]))
-    found = (path for path in point.rglob("*") if path.is_file() and "large_tool_results" not in str(path))
+    found = (
+        path
+        for path in point.rglob("*")
+        if path.is_file() and "large_tool_results" not in str(path) and point / "memories" not in path.parents
+    )
     return {f"/{path.relative_to(point)}": path.read_text() for path in found}
 
 

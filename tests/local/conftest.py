@@ -30,4 +30,5 @@ def vol(host: Path, feed: FakeFeed) -> Iterator[LocalVolume]:
     volume = LocalVolume(BASE, host, feed)
     yield volume
     volume.close()
-    assert len(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
+    # Fewer is no leak: the collector may have closed what an earlier test left.
+    assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leaked"

@@ -288,7 +288,8 @@ def test_a_fork_can_be_mounted_beside(native: Place) -> None:
     assert (native.mp / "a").read_text() == "new"
     assert "thread 'other' exists already" in native.refused("checkpoint", "fork", name, "--thread", "other")
     assert "thread 'default' exists already" in native.refused("checkpoint", "fork", name, "--thread", "default")
-    assert "use 1 to 64 letters" in native.refused("checkpoint", "fork", name, "--thread", "../up")
+    wrong = native.vfsd("checkpoint", "fork", name, "--thread", "../up", code=2)
+    assert "use 1 to 64 letters" in wrong.stderr
     assert sorted(p.name for p in (native.base / "state/vfsd/default/threads").iterdir()) == ["default", "other"]
 
 
