@@ -17,6 +17,7 @@ LAYERS = {
     "vfsd.backends": 1,
     "vfsd.volume": 2,
     "vfsd.statevolume": 2,
+    "vfsd.readonly": 2,
     "vfsd.past.rewind": 2,
     "vfsd.past.slots": 2,
     "vfsd.past.volume": 2,

@@ -12,29 +12,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
 
 from vfsd.audit.log import SegmentLog
 from vfsd.core.plans import fail
 from vfsd.core.types import NAME_MAX, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
+from vfsd.readonly import ReadOnlyVolume, ShownAttr
 
 _FIRST_OFFSET = 3
-
-
-class LogAttr(NamedTuple):
-    """Satisfies ``core.types.Attr``."""
-
-    ino: int
-    mode: int
-    nlink: int
-    uid: int
-    gid: int
-    rdev: int
-    size: int
-    blocks: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
 
 
 class _File:
@@ -49,14 +33,12 @@ class _File:
         self.pins = 0
 
 
-class AuditVolume:
+class AuditVolume(ReadOnlyVolume):
     """The volume of ``/.vfsd``, which shows ``logs``; ``owner`` (uid, gid) owns what is in it."""
 
-    inline = True
     cache_seconds = 0.0
     """Nothing may be kept by the kernel: lines come at any time, and nobody tells it."""
     kind = "audit"
-    read_only = True
 
     def __init__(self, base: int, logs: Mapping[bytes, SegmentLog], owner: tuple[int, int]) -> None:
         self.base = base
@@ -90,20 +72,20 @@ class AuditVolume:
             raise fail(errno.EISDIR if ino == self.root_ino else errno.ESTALE)
         return file
 
-    def _attr(self, ino: int) -> LogAttr:
+    def _attr(self, ino: int) -> ShownAttr:
         uid, gid = self._owner
         if ino == self.root_ino:
             newest = max(log.mtime_ns for log in self._logs.values())
-            return LogAttr(ino, stat.S_IFDIR | 0o555, 2, uid, gid, 0, 0, 0, newest, newest, newest)
+            return ShownAttr(ino, stat.S_IFDIR | 0o555, 2, uid, gid, 0, 0, 0, newest, newest, newest)
         file = self._file(ino)
         size, time_ns = file.log.end - file.origin, file.log.mtime_ns
-        return LogAttr(
+        return ShownAttr(
             ino, stat.S_IFREG | 0o444, 1, uid, gid, 0, size, (size + 511) // 512, time_ns, time_ns, time_ns
         )  # fmt: skip
 
     # -- observing
 
-    def lookup(self, parent: int, name: bytes) -> LogAttr:
+    def lookup(self, parent: int, name: bytes) -> ShownAttr:
         """ENOENT, ENOTDIR, ENAMETOOLONG, ESTALE."""
         self._directory(parent)
         if name in (b".", b".."):
@@ -119,7 +101,7 @@ class AuditVolume:
             self._file(ino)
             raise fail(errno.ENOTDIR)
 
-    def getattr(self, ino: int, fh: int = 0) -> LogAttr:
+    def getattr(self, ino: int, fh: int = 0) -> ShownAttr:
         """ESTALE."""
         return self._attr(ino)
 
@@ -149,7 +131,7 @@ class AuditVolume:
             raise fail(errno.ENXIO)
         return size if whence == os.SEEK_HOLE else offset
 
-    def children(self, ino: int) -> list[tuple[bytes, LogAttr]]:
+    def children(self, ino: int) -> list[tuple[bytes, ShownAttr]]:
         """All entries at once; ENOTDIR."""
         self._directory(ino)
         return [(name, self.lookup(ino, name)) for name in self._logs]
@@ -195,7 +177,7 @@ class AuditVolume:
         self._attr(ino)
         return self._add_handle(ino)
 
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[LogAttr, int]:
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[ShownAttr, int]:
         """Opens what is there."""
         try:
             attr = self.lookup(parent, name)
@@ -237,30 +219,5 @@ class AuditVolume:
         if not file.pins and self._current[file.name] != node:
             del self._files[node]
 
-    # -- what can't be
-
-    def _refuse(self, *args: Any) -> NoReturn:
-        raise fail(errno.EROFS)
-
-    mknod = mkdir = symlink = link = unlink = rmdir = rename = setattr = setxattr = removexattr = _refuse
-    write = replace = create_file = fallocate = copy_range = tmpfile = _refuse
-
-    # -- nothing to keep
-
-    def flush(self, ino: int, fh: int, caller: Caller) -> None:
-        """Nothing is held back."""
-
-    async def fsync(self, ino: int, fh: int, datasync: bool) -> None:
-        """Its lines are synced by who writes them."""
-
-    async def syncfs(self) -> None:
-        """As ``fsync``."""
-
-    async def maintain(self) -> None:
-        """The audit bounds its logs."""
-
     def counters(self) -> dict[str, int]:
         return {"open": len(self._handles)}
-
-    def close(self) -> None:
-        """The logs are the audit's."""

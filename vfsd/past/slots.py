@@ -1,4 +1,4 @@
-"""What the past is shown by: the attributes of its nodes, and one state volume at one checkpoint.
+"""What the past is shown by: one state volume at one checkpoint.
 
 Must not know how it is numbered or asked for.
 """
@@ -9,22 +9,6 @@ from typing import NamedTuple
 
 from vfsd.backends.history import Past
 from vfsd.backends.sqlite import SqliteBackend
-
-
-class PastAttr(NamedTuple):
-    """Satisfies ``core.types.Attr``."""
-
-    ino: int
-    mode: int
-    nlink: int
-    uid: int
-    gid: int
-    rdev: int
-    size: int
-    blocks: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
 
 
 class Part(NamedTuple):

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from vfsd.backends.base import Stored
 from vfsd.backends.extents import ExtentFile, FileMap
@@ -21,7 +21,8 @@ from vfsd.core.changes import Change, Dentry, NoDentry
 from vfsd.core.plans import fail
 from vfsd.core.types import NAME_MAX, NODE_BITS, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
 from vfsd.feed import Feed
-from vfsd.past.slots import Part, PastAttr, Slot
+from vfsd.past.slots import Part, Slot
+from vfsd.readonly import ReadOnlyVolume, ShownAttr
 
 PLACE_BITS = 34
 """Nodes of a state volume that can be shown: 17 thousand million; EOVERFLOW above it."""
@@ -37,17 +38,15 @@ class _Handle(NamedTuple):
     entries: list[tuple[bytes, int]]
 
 
-class PastVolume:
+class PastVolume(ReadOnlyVolume):
     """The volume of ``/.checkpoints``; ``owner`` (uid, gid) owns the directories that only list.
 
     ``stubs``: the names, by the ino of their directory in the present, that listings leave out while nothing is in
     them.
     """
 
-    inline = True
     cache_seconds = 86400.0
     kind = "checkpoints"
-    read_only = True
 
     def __init__(
         self, base: int, feed: Feed, owner: tuple[int, int], stubs: Mapping[int, Collection[bytes]] | None = None
@@ -61,13 +60,13 @@ class PastVolume:
         self._last_slot = 0
         self._last_list = ROOT_NODE
         # Directories that no volume has: the root, and those above a route where "/" is not part of the checkpoint.
-        self._lists: dict[int, PastAttr] = {self.root_ino: self._list_attr(self.root_ino, 0)}
+        self._lists: dict[int, ShownAttr] = {self.root_ino: self._list_attr(self.root_ino, 0)}
         self._above: dict[int, tuple[int, bytes]] = {}
         self._laid: dict[int, dict[bytes, int]] = {self.root_ino: {}}
         self._shown: dict[bytes, set[int]] = {}
         self._handles: dict[int, _Handle] = {}
         self._last_handle = 0
-        self._attrs: dict[int, PastAttr] = {}
+        self._attrs: dict[int, ShownAttr] = {}
         self._maps: dict[int, FileMap] = {}
 
     # -- what is shown
@@ -126,9 +125,9 @@ class PastVolume:
             nlink=2 + len(self._laid[self.root_ino])
         )
 
-    def _list_attr(self, ino: int, time_ns: int) -> PastAttr:
+    def _list_attr(self, ino: int, time_ns: int) -> ShownAttr:
         uid, gid = self._owner
-        return PastAttr(ino, stat.S_IFDIR | 0o555, 2, uid, gid, 0, 0, 0, time_ns, time_ns, time_ns)
+        return ShownAttr(ino, stat.S_IFDIR | 0o555, 2, uid, gid, 0, 0, 0, time_ns, time_ns, time_ns)
 
     def _add_slot(self, part: Part, parent: int, name: bytes, made: set[int]) -> int:
         number = self._last_slot
@@ -178,7 +177,7 @@ class PastVolume:
             raise fail(errno.EOVERFLOW)
         return (parent & ~_PLACE_MASK) | node
 
-    def _attr(self, ino: int) -> PastAttr:
+    def _attr(self, ino: int) -> ShownAttr:
         found = self._attrs.get(ino) or self._lists.get(ino)
         if found is None:
             slot = self._slot(ino)
@@ -189,15 +188,15 @@ class PastVolume:
             found = self._keep(ino, stored)
         return found
 
-    def _keep(self, ino: int, s: Stored) -> PastAttr:
+    def _keep(self, ino: int, s: Stored) -> ShownAttr:
         if len(self._attrs) >= _CACHED:
             self._attrs.clear()
-        attr = self._attrs[ino] = PastAttr(
+        attr = self._attrs[ino] = ShownAttr(
             ino, s.mode, s.nlink, s.uid, s.gid, s.rdev, s.size, s.blocks, s.atime_ns, s.mtime_ns, s.ctime_ns
         )
         return attr
 
-    def _attrs_of(self, inos: Sequence[int]) -> dict[int, PastAttr]:
+    def _attrs_of(self, inos: Sequence[int]) -> dict[int, ShownAttr]:
         """``_attr`` of many of one directory at once."""
         found = {ino: self._attrs.get(ino) or self._lists.get(ino) for ino in inos}
         missing: dict[int, list[int]] = {}
@@ -215,7 +214,7 @@ class PastVolume:
 
     # -- observing
 
-    def lookup(self, parent: int, name: bytes) -> PastAttr:
+    def lookup(self, parent: int, name: bytes) -> ShownAttr:
         """ENOENT, ENOTDIR, ENAMETOOLONG, ESTALE."""
         laid = self._laid.get(parent)
         if laid is not None and name in laid:
@@ -238,13 +237,13 @@ class PastVolume:
 
     peek = lookup
 
-    def _directory(self, ino: int) -> PastAttr:
+    def _directory(self, ino: int) -> ShownAttr:
         attr = self._attr(ino)
         if not stat.S_ISDIR(attr.mode):
             raise fail(errno.ENOTDIR)
         return attr
 
-    def getattr(self, ino: int, fh: int = 0) -> PastAttr:
+    def getattr(self, ino: int, fh: int = 0) -> ShownAttr:
         """ESTALE."""
         return self._attr(ino)
 
@@ -268,7 +267,7 @@ class PastVolume:
                 found = self._maps[ino] = FileMap(slot.past.map(ino & _PLACE_MASK))
         return found
 
-    def _file(self, ino: int) -> PastAttr:
+    def _file(self, ino: int) -> ShownAttr:
         attr = self._attr(ino)
         if not stat.S_ISREG(attr.mode):
             raise fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
@@ -314,7 +313,7 @@ class PastVolume:
             return False
         return all(n in stubs and self._only_stubs(slot, child) for n, child in slot.past.children(node).items())
 
-    def children(self, ino: int) -> list[tuple[bytes, PastAttr]]:
+    def children(self, ino: int) -> list[tuple[bytes, ShownAttr]]:
         """All entries at once; ENOTDIR."""
         entries = self._entries(ino)
         attrs = self._attrs_of([child for _, child in entries])
@@ -404,7 +403,7 @@ class PastVolume:
             raise fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EROFS)
         return self._add_handle(ino, [])
 
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[PastAttr, int]:
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[ShownAttr, int]:
         """Opens what is there."""
         try:
             attr = self.lookup(parent, name)
@@ -446,30 +445,5 @@ class PastVolume:
         if not slot.alive and not slot.pins:
             del self._slots[number]
 
-    # -- what can't be
-
-    def _refuse(self, *args: Any) -> NoReturn:
-        raise fail(errno.EROFS)
-
-    mknod = mkdir = symlink = link = unlink = rmdir = rename = setattr = setxattr = removexattr = _refuse
-    write = replace = create_file = fallocate = copy_range = tmpfile = _refuse
-
-    # -- nothing to keep
-
-    def flush(self, ino: int, fh: int, caller: Caller) -> None:
-        """Nothing is held back."""
-
-    async def fsync(self, ino: int, fh: int, datasync: bool) -> None:
-        """All of it is durable since it is past."""
-
-    async def syncfs(self) -> None:
-        """As ``fsync``."""
-
-    async def maintain(self) -> None:
-        """Nothing to bound."""
-
     def counters(self) -> dict[str, int]:
         return {"checkpoints": len(self._laid[self.root_ino]), "open": len(self._handles)}
-
-    def close(self) -> None:
-        """The stores are the state volumes'."""
