@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agenttools import launcher
+from agenttools import launcher, warden
 from agenttools.capture import Output
 from agenttools.confinement import Gate, Profile
 from agenttools.processes import end_all, mount_namespace
-from agenttools.views import Launch, ViewName
+from agenttools.views import MARKER, Launch, ViewName
 
 TIMED_OUT = 124
 """The exit code of a command ended by its time limit (as timeout(1) and Deep Agents have it)."""
@@ -88,16 +88,20 @@ class SetupFailed(Exception):
 
 
 class Child:
-    """A started command: its process, and in the root view what bubblewrap tells of it on a pipe of its own."""
+    """A started command: its process, and in the root view what bubblewrap tells of it on a pipe of its own.
+
+    Until it is closed it ends with the caller, however that ends.
+    """
 
     def __init__(self, launch: Launch, argv: Sequence[str], options: Sequence[str], **popen: Any) -> None:
         self._status = -1
         self._told = b""
+        self._marker = launch.environ[MARKER]
         gate = None if launch.confinement is None else Gate(launch.confinement)
         try:
+            warden.begin(self._marker)
             self.process = self._popen(launch, argv, options, gate, popen)
-            if gate is not None and gate.waits:
-                self._let_begin(gate)
+            self._watch(gate)
         except BaseException:
             self.close()
             raise
@@ -123,23 +127,31 @@ class Child:
         finally:
             os.close(status)
 
-    def _let_begin(self, gate: Gate) -> None:
-        """Limit the command, which waits at the gate, and let it through; end it when that cannot be done."""
-        poller = select.poll()
-        poller.register(self._status, select.POLLIN)
-        pid = self._tell("child-pid")
-        while pid is None:
-            if any(event & select.POLLHUP for _, event in poller.poll()):
-                return  # bubblewrap has failed, which is told when it is waited for
-            pid = self._tell("child-pid")
+    def _watch(self, gate: Gate | None) -> None:
+        """Say what runs to who ends it with the caller; then let it through ``gate``, limited, if it waits there."""
+        pid = self.process.pid if self._status < 0 else self._inner()
+        if pid is None:
+            return  # bubblewrap has failed, which is told when it is waited for
         try:
-            gate.open(pid)
+            warden.started(self._marker, self.process.pid, mount_namespace(pid))
+            if gate is not None and gate.waits:
+                gate.open(pid)
         except BaseException:
             for ended in (pid, self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(ended, signal.SIGKILL)
             self.process.wait()
             raise
+
+    def _inner(self) -> int | None:
+        """The process that will be the command, which bubblewrap tells when it has made the namespace; None: it has
+        failed."""
+        poller = select.poll()
+        poller.register(self._status, select.POLLIN)
+        while (pid := self._tell("child-pid")) is None:
+            if any(event & select.POLLHUP for _, event in poller.poll()):
+                return self._tell("child-pid")
+        return pid
 
     def _tell(self, key: str) -> int | None:
         """The number bubblewrap wrote for ``key`` (one JSON object a line), if it has."""
@@ -170,6 +182,7 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def close(self) -> None:
+        warden.ended(self._marker)
         if self._status >= 0:
             os.close(self._status)
             self._status = -1

@@ -1,7 +1,8 @@
 """Find and end every process that one command started, wherever it has hidden itself.
 
 Owns the walk over ``/proc``. Must not know what the command was, which view it ran in, or any daemon.
-The caller's own process is never signalled.
+The caller's own process is never signalled. As a program, for which it imports nothing of this package, it ends the
+commands given, whose client is gone.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 WAIT_GONE = 2.0
@@ -85,18 +87,39 @@ def _carries(pid: int, mark: bytes, namespace: Namespace | None) -> bool:
 def _processes() -> Iterator[_Process]:
     """Every process that can still do something: zombies are left out, they only wait for their parent."""
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as stat:
-                # proc(5): the name in parentheses may hold anything, so fields are counted from the last one
-                fields = stat.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
+        fields = _stat(name) if name.isdigit() else []
         if fields and fields[0] not in b"ZX":
             yield _Process(int(name), int(fields[1]), int(fields[3]))
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """The fields of ``/proc/PID/stat`` from the third, the state, on; none when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # proc(5): the name in parentheses may hold anything, so fields are counted from the last one
+            return stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def start_time(pid: int) -> int:
+    """When process ``pid`` was started, in clock ticks since boot; with the pid it names one process. 0: none such."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(OSError):  # it has ended, or is another user's now (a setuid program)
         os.kill(pid, number)
+
+
+def _main(commands: Sequence[str]) -> None:
+    """End ``commands``, each MARKER,PID,START,DEVICE,INODE: its root, or its mount namespace, or neither is known."""
+    for command in commands:
+        marker, pid, start, device, inode = command.split(",")
+        roots = [int(pid)] if pid and start_time(int(pid)) == int(start) else []
+        end_all(roots, marker, (int(device), int(inode)) if inode else None)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

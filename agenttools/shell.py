@@ -4,8 +4,8 @@ Owns the choice of the view and the ways to call (sync, async, on a terminal); t
 command's life is in ``command``. Must not know how a model is told (``tools`` words it).
 
 Invariants: a call returns when the shell ends, whatever its background children do, and they live on. A call that
-times out, is cancelled or raises leaves none of the command's processes. A command is started at most once. Output is
-read in bounded memory. Safe from many threads at once. Needs Linux 5.3 (pidfd_open).
+times out, is cancelled or raises, or whose caller is killed, leaves none of the command's processes. A command is
+started at most once. Output is read in bounded memory. Safe from many threads at once. Needs Linux 5.3 (pidfd_open).
 """
 
 from __future__ import annotations

@@ -12,6 +12,17 @@ from typing import Any
 from agenttools import views
 from agenttools.shell import ExecuteResult
 
+STUBBORN = """
+sleep 311 & echo $! > plain
+(trap '' TERM HUP INT; sleep 312; sleep 312) & echo $! > deaf
+setsid sh -c 'echo $$ > own; sleep 313; true' &
+(setsid sh -c 'echo $$ > orphan; exec sleep 314' &)
+(setsid env -i /bin/sh -c 'echo $$ > unmarked; exec /bin/sleep 315' &)
+while [ ! -s unmarked ] || [ ! -s orphan ] || [ ! -s own ]; do sleep 0.01; done
+"""
+"""Leaves processes behind in each way, their pids in files of the same names; the last is found by its namespace
+alone."""
+
 
 class Daemon:
     """What execute needs of the daemon, over a plain directory."""

@@ -12,22 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shell_world import Daemon, alive, pids
+from shell_world import STUBBORN, Daemon, alive, pids
 
 from agenttools.processes import end_all
 from agenttools.shell import ExecuteResult, execute
 
 # ------------------------------------------------------------------ time limit and processes
-
-
-STUBBORN = """
-sleep 311 & echo $! > plain
-(trap '' TERM HUP INT; sleep 312; sleep 312) & echo $! > deaf
-setsid sh -c 'echo $$ > own; sleep 313; true' &
-(setsid sh -c 'echo $$ > orphan; exec sleep 314' &)
-(setsid env -i /bin/sh -c 'echo $$ > unmarked; exec /bin/sleep 315' &)
-while [ ! -s unmarked ] || [ ! -s orphan ] || [ ! -s own ]; do sleep 0.01; done
-"""
 
 
 def test_timeout_ends_every_process(run: Callable[..., ExecuteResult], daemon: Daemon) -> None:
@@ -107,27 +97,6 @@ def test_end_all_leaves_others_alone(daemon: Daemon) -> None:
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_a_caller_that_is_killed_takes_its_command_along(daemon: Daemon) -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from shell_world import Attached; from agenttools import shell\n"
-        "shell.execute(Attached(sys.argv[2]), 'echo $$ > pid; exec sleep 321')"
-    )
-    caller = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(daemon.root)])
-    try:
-        while not (daemon.root / "pid").exists() or not (daemon.root / "pid").read_text():
-            time.sleep(0.02)
-        assert subprocess.run(["pgrep", "-xf", "sleep 321"], stdout=subprocess.PIPE).stdout != b""
-    finally:
-        caller.kill()
-        caller.wait()
-    gone = time.monotonic() + 5
-    while (left := subprocess.run(["pgrep", "-xf", "sleep 321"], stdout=subprocess.PIPE).stdout) and (
-        time.monotonic() < gone
-    ):
-        time.sleep(0.05)
-    assert left == b""
 
 
 def test_no_keeper_is_left(daemon: Daemon) -> None:
