@@ -1,8 +1,8 @@
 """Ends the commands of a client that was killed: a small process of each client, which outlives it by a moment.
 
-Owns that process, a shell in a session of its own. It reads from a socket that nobody but the client holds which commands
-run, and when the client is gone it becomes ``processes``, which ends those as the client does at a time limit. What a
-command whose call had returned left in the background is none of them. Safe from many threads at once.
+Owns that process, a shell in a session of its own. It reads from a socket that nobody but the client holds which
+commands run, and when the client is gone it becomes ``processes``, which ends those as the client does at a time limit.
+What a command whose call had returned left in the background is none of them. Safe from many threads at once.
 
 A death signal (prctl(2) PR_SET_PDEATHSIG) reaches one process and none that it started; a client can't be asked to be
 another's parent; and to start a Python each time would take longer than a command does.
@@ -88,7 +88,7 @@ def _start() -> None:
     with theirs:
         _process = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
