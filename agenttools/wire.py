@@ -181,6 +181,11 @@ class Decoder:
         self._start = start + 4 + size
         return message
 
+    def drop(self) -> None:
+        """Give the memory up, whoever still refers to this (a traceback, say). Nothing more can be received."""
+        self._buffer = bytearray()
+        self._start = self._end = 0
+
     def end(self) -> None:
         """The peer closed its end. WireError when that was in the middle of a frame."""
         if self.pending:

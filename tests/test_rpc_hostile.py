@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import random
@@ -22,7 +23,7 @@ from rpc_server import Raw, Server, errno_of
 from agenttools import wire
 from agenttools.client import Client
 from agenttools.wire import Encoder
-from vfsd.doors import rpc
+from vfsd.doors import rpc, rpcroom
 from vfsd.doors.rpcops import OPS
 
 
@@ -225,6 +226,43 @@ def test_half_frames_and_silence_hold_up_nobody(server: Server) -> None:
         raw.sock.close()
     with Client(server.path) as client:
         assert errno_of(client.call, "stat", path=b"/half") == "ENOENT"
+
+
+def test_half_frames_of_all_connections_together_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small requests go through at once, large ones when who does not finish has been cut off, which is told."""
+    monkeypatch.setattr(rpcroom, "PATIENCE_S", 0.5)
+    half = b"".join(Encoder().encode({"id": 2, "op": "write", "path": b"/half", "data": bytes(16 << 20)}))[:-1]
+    before = rss()
+    raws = [Raw(server) for _ in range(32)]
+    try:
+        threads = [threading.Thread(target=send_all, args=(raw.sock, half), daemon=True) for raw in raws]
+        for thread in threads:
+            thread.start()
+        with Client(server.path) as client:
+            for _ in range(20):
+                client.call("write", path=b"/small", data=bytes(50_000))
+            assert rss() - before < 300 << 20
+            client.call("write", path=b"/large", data=bytes(8 << 20))
+            assert client.call("stat", path=b"/large")["attr"]["size"] == 8 << 20
+        assert rss() - before < 300 << 20
+        reply = raws[0].receive()
+        assert (reply["id"], reply["errno"]) == (0, errno.ENOBUFS)
+        assert "128 MiB" in reply["message"]
+        assert raws[0].closed()
+    finally:
+        for raw in raws:
+            raw.sock.close()
+        for thread in threads:
+            thread.join(10)
+    with Client(server.path) as client:
+        assert errno_of(client.call, "stat", path=b"/half") == "ENOENT"
+        for _ in range(17):  # and all that was taken has been given back
+            client.call("write", path=b"/large", data=bytes(8 << 20))
+
+
+def send_all(sock: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(data)
 
 
 def test_a_client_that_never_reads_replies_is_not_read_and_does_not_grow_the_daemon(server: Server) -> None:

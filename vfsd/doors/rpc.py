@@ -12,7 +12,8 @@ and are answered there and then. One that suspends keeps the task, and another t
 spawn, no hop, and no need to know beforehand which will wait.
 
 Invariants: at most one task reads a connection; a peer that does not read its replies is not read from either, so a
-connection holds at most one frame, OUTBOX_MAX and MAX_PENDING results; what a peer opened is released when it goes;
+connection holds at most one frame, OUTBOX_MAX and MAX_PENDING results, and all together at most ROOM bytes of frames
+of more than CHUNK bytes that are not whole yet; what a peer opened is released when it goes;
 a reply to a mutation is sent after ``feed.settled``; no exception of a request ends more than its own connection.
 """
 
@@ -36,6 +37,7 @@ import vfsd.doors.rpcadmin
 import vfsd.doors.rpcfiles
 import vfsd.doors.rpcrules  # noqa: F401 - these register their operations
 from agenttools.wire import (
+    CHUNK,
     MAX_PENDING,
     SOCKET_BUFFER,
     VERSION,
@@ -51,6 +53,7 @@ from agenttools.wire import (
 )
 from vfsd.core.types import Caller
 from vfsd.doors.rpcops import OPS, Session
+from vfsd.doors.rpcroom import PATIENCE_S, ROOM, Room
 from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
@@ -111,6 +114,7 @@ class RpcDoor:
         self.shutdown = shutdown
         self.uploaded = 0
         self.connections = 0
+        self.room = Room()
         self._hello = hello
         self._version = version
         self._uids = {0, os.geteuid(), *allow_uids}
@@ -194,6 +198,7 @@ class Connection:
         self._running: dict[int, trio.CancelScope] = {}
         self._cancelled: set[int] = set()
         self._reading = False
+        self._has_room = False
         self._nursery: trio.Nursery
 
     async def run(self) -> None:
@@ -203,6 +208,8 @@ class Connection:
                 self._reading = True
                 nursery.start_soon(self._read)
         finally:
+            self._decoder.drop()
+            self._door.room.give(self)
             with trio.CancelScope(shield=True):
                 await self._session.close()
 
@@ -241,6 +248,9 @@ class Connection:
             try:
                 message = decoder.next()
                 if message is None:
+                    if not self._has_room and decoder.missing + decoder.pending > CHUNK:
+                        await self._door.room.take(self, decoder.missing + decoder.pending, self._evict)
+                        self._has_room = True
                     await trio.lowlevel.wait_readable(sock)
                     count = sock.recv_into(decoder.space())
                     if not count:
@@ -248,6 +258,9 @@ class Connection:
                     decoder.received(count)
                     began = time.perf_counter()
                     continue
+                if self._has_room:
+                    self._has_room = False
+                    self._door.room.give(self)
                 number = message.get("id")
                 if type(number) is not int or not 0 < number < 1 << 63 or number in self._running:
                     raise WireError("a request needs an id of its own, a positive integer")
@@ -268,6 +281,12 @@ class Connection:
                     began = time.perf_counter()
                 continue
             return number, request, trap
+
+    def _evict(self) -> None:
+        why = f"more than {ROOM >> 20} MiB of requests not whole yet; this one took longer than {PATIENCE_S:g} seconds"
+        log.warning("pid %d: %s", self._caller.pid, why)
+        self._reply(error_reply(0, OSError(errno.ENOBUFS, why)))
+        self._nursery.cancel_scope.cancel()
 
     # -- answering
 
