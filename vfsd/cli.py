@@ -24,6 +24,7 @@ from vfsd.commands import audit as commands_audit
 from vfsd.commands import checkpoint as commands_checkpoint
 from vfsd.commands import routes as commands_routes
 from vfsd.commands import rules as commands_rules
+from vfsd.commands import service as commands_service
 from vfsd.commands.parsing import add_thread, command
 from vfsd.doors.engines import abort, unmount
 from vfsd.executeconfig import PROFILES
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
+        if args.system:
+            _as_system()
         _check_words(args)
         code: int = args.run(args)
         sys.stdout.flush()
@@ -66,6 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+def _as_system() -> None:
+    """The directories of root's services, whatever those of the person at the terminal are."""
+    if os.geteuid() != 0:
+        raise config.UsageError("--system is for root: the mounts that root's services made")
+    os.environ.pop("XDG_RUNTIME_DIR", None)
+    os.environ |= {"XDG_STATE_HOME": "/var/lib", "XDG_CONFIG_HOME": "/etc"}
+
+
 def _check_words(args: argparse.Namespace) -> None:
     """UsageError for a name or thread that can't be one."""
     for what in ("name", "thread"):
@@ -81,6 +92,11 @@ def _check_words(args: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vfsd", description="One file tree with two doors: a mount and a socket.")
     parser.add_argument("--version", action="version", version=f"vfsd {__version__}")
+    parser.add_argument(
+        "--system",
+        action="store_true",
+        help="root's services: /etc/vfsd, /var/lib/vfsd and /run/vfsd, not the user's own",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     p = command(commands, "mount", "mount a tree on a directory; returns when it answers")
@@ -127,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     commands_rules.add(commands)
     commands_routes.add(commands)
     commands_archive.add(commands)
+    commands_service.add(commands)
+    commands_service.add_helper(commands).set_defaults(run=_mount_helper)
 
     p = command(commands, "check", "fsck: is what is stored consistent?")
     p.add_argument("name", metavar="NAME", nargs="?", default="default", help="the mount's name (default: default)")
@@ -148,7 +166,7 @@ def _say(text: str) -> None:
 
 
 def _mount(args: argparse.Namespace) -> int:
-    from vfsd.process import doctor, launch
+    from vfsd.process import doctor, launch, supervisor
 
     base = config.load(args.config) if args.config else config.Config()
     wanted = config.complete(
@@ -171,7 +189,12 @@ def _mount(args: argparse.Namespace) -> int:
     if problem is not None:
         raise Failure(problem)
     try:
-        entry = launch.start(wanted, path, foreground=args.foreground)
+        # A daemon in the background is no child of the manager's that it could watch.
+        manager = supervisor.take(os.environ) if args.foreground else supervisor.Supervisor()
+    except ValueError as exc:
+        raise Failure(str(exc)) from None
+    try:
+        entry = launch.start(wanted, path, foreground=args.foreground, manager=manager)
     except launch.StartError as exc:
         raise Failure(str(exc)) from None
     if entry is not None:
@@ -183,6 +206,18 @@ def _mount(args: argparse.Namespace) -> int:
                 _say(f"route {route['prefix']} ({route['kind']} {route['location']}) does not work: {route['problem']}")
         print(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
     return 0
+
+
+def _mount_helper(args: argparse.Namespace) -> int:
+    # As root all is as for a service, so that it is the same at boot and from any terminal.
+    system = ["--system"] if os.geteuid() == 0 else []
+    if system:
+        _as_system()
+    words = [*system, *commands_service.mount_arguments(args)]
+    if args.fake:
+        return 0
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(sys.stdout if args.verbose else null):
+        return main(words)
 
 
 def _refuse_rivals(name: str, path: str) -> None:
@@ -317,7 +352,7 @@ def _forget_dead(entry: dict[str, Any]) -> None:
     mount = mountpoint.mount_at(path)
     if mount is not None and mount.ours and mountpoint.answers(path) is not None:
         unmount(path, lazy=True)
-    registry.erase(entry["name"])
+    registry.erase(entry["name"], passed=entry.get("activated", False))
 
 
 def _holders(path: str, dev: str | None) -> str:

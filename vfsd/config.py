@@ -121,10 +121,18 @@ _TABLES = ("routes", "rules", "hooks", "quotas", "execute", *_POLICIES)
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
     """``$XDG_STATE_HOME/vfsd``, by default ``~/.local/state/vfsd`` (XDG Base Directory Specification 0.8)."""
-    env = os.environ if env is None else env
-    base = env.get("XDG_STATE_HOME", "")
+    return _base("XDG_STATE_HOME", "~/.local/state", env) / "vfsd"
+
+
+def _base(variable: str, default: str, env: Mapping[str, str] | None) -> Path:
+    base = (os.environ if env is None else env).get(variable, "")
     # The specification: a path that is not absolute is to be ignored.
-    return (Path(base) if base.startswith("/") else Path("~/.local/state").expanduser()) / "vfsd"
+    return Path(base) if base.startswith("/") else Path(default).expanduser()
+
+
+def config_home(env: Mapping[str, str] | None = None) -> Path:
+    """``$XDG_CONFIG_HOME/vfsd``, by default ``~/.config/vfsd``: the configurations that services and mount(8) use."""
+    return _base("XDG_CONFIG_HOME", "~/.config", env) / "vfsd"
 
 
 def mount_home(config: Config) -> Path:

@@ -45,6 +45,7 @@ from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
 from vfsd.process import mountpoint as mounts
 from vfsd.process import registry
+from vfsd.process.supervisor import Supervisor
 from vfsd.remote.choose import open_remote, place_of
 from vfsd.routes import Route, RouteTable
 from vfsd.rules.book import Rulebook
@@ -66,8 +67,9 @@ MAINTAIN_SECONDS = 5.0
 class Daemon:
     """One mount of ``config`` on ``mountpoint`` (an absolute real path)."""
 
-    def __init__(self, config: Config, mountpoint: str) -> None:
+    def __init__(self, config: Config, mountpoint: str, manager: Supervisor) -> None:
         self.config = config
+        self.manager = manager
         self.mountpoint = mountpoint
         self.started = 0.0
         self.checkpoints: Checkpoints
@@ -97,7 +99,7 @@ class Daemon:
                     volume.close()
                 if self.audit is not None:
                     self.audit.close()
-                registry.erase(self.config.name)
+                registry.erase(self.config.name, passed=self.manager.listener is not None)
 
     @contextlib.contextmanager
     def _only_one(self) -> Iterator[None]:
@@ -204,6 +206,9 @@ class Daemon:
             registry.record(entry)
             log.info("mounted %s on %s", config.name, self.mountpoint)
             ready(entry)
+            self.manager.tell("READY=1", f"STATUS={_summary(entry)}")
+            if self.manager.watchdog:
+                nursery.start_soon(self._watchdog, vfs)
 
         door = rpc.RpcDoor(
             vfs,
@@ -221,7 +226,7 @@ class Daemon:
             await nursery.start(self._signals)
             # So that from the beginning ``vfsd check`` finds a whole tree in the database of a mounted volume.
             await self._maintain_once(vfs)
-            await nursery.start(door.serve, registry.socket_path(config.name))
+            await nursery.start(door.serve, self._socket, self.manager.listener)
             nursery.start_soon(self._maintain, vfs)
             await nursery.start(live.follow)
             nursery.start_soon(self._leave_when_asked)
@@ -232,6 +237,7 @@ class Daemon:
                 mounts.clear(self.mountpoint)
                 await self._engine.run(fuse, self.mountpoint, options, started)
             log.info("unmounted %s", self.mountpoint)
+            self.manager.tell("STOPPING=1", "STATUS=writing what is left")
             nursery.cancel_scope.cancel()
 
     def _hello(self, vfs: Vfs) -> dict[str, Any]:
@@ -244,7 +250,11 @@ class Daemon:
         """The daemon's own files, which no command has to do with, should one lie in a directory that it is shown."""
         stored = [r.location for r in self.config.routes if r.kind != "local" and r.location is not None]
         source = [] if self.config.source is None else [self.config.source]
-        return [state_home(), registry.socket_path(self.config.name).parent, *stored, *source]
+        return [state_home(), Path(self._socket).parent, *stored, *source]
+
+    @property
+    def _socket(self) -> str:
+        return self.manager.address or str(registry.socket_path(self.config.name))
 
     def entry(self, vfs: Vfs) -> dict[str, Any]:
         """What the runtime directory and ``status`` tell about this mount."""
@@ -253,7 +263,8 @@ class Daemon:
             "name": self.config.name,
             "pid": os.getpid(),
             "mountpoint": self.mountpoint,
-            "socket": str(registry.socket_path(self.config.name)),
+            "socket": self._socket,
+            "activated": self.manager.listener is not None,
             "thread": self.config.thread,
             "engine": self._engine.name,
             "routes": [
@@ -287,6 +298,7 @@ class Daemon:
         """
         assert self._engine is not None
         await self._leave.wait()
+        self.manager.tell("STOPPING=1", "STATUS=unmounting")
         try:
             await self._engine.close()
             # What a command left running in a namespace of its own keeps the file system alive without the mount.
@@ -296,6 +308,12 @@ class Daemon:
             users = await trio.to_thread.run_sync(mounts.holders, self.mountpoint)
             log.warning("%s; cutting off %s", exc.strerror, ", ".join(f"pid {u.pid} ({u.comm})" for u in users))
             self._serving.cancel()
+
+    async def _watchdog(self, vfs: Vfs) -> None:
+        """Signs of life, from the loop that answers all requests: when it hangs, they end."""
+        while True:
+            self.manager.tell("WATCHDOG=1", f"STATUS={_summary(self.entry(vfs))}")
+            await trio.sleep(self.manager.watchdog / 3)
 
     async def _maintain(self, vfs: Vfs) -> None:
         """Keep logs bounded: now and then, and never at the same time twice."""
@@ -321,6 +339,13 @@ class Daemon:
                 await volume.maintain()
             except OSError as exc:
                 log.warning("maintenance of %s: %s", volume.kind, exc.strerror)
+
+
+def _summary(entry: dict[str, Any]) -> str:
+    """One line for the service manager."""
+    routes = [route for route in entry["routes"] if route["kind"] != "system"]
+    broken = [f"{route['prefix']} does not work: {route['problem']}" for route in routes if "problem" in route]
+    return "; ".join([f"{len(routes)} routes on {entry['mountpoint']}", *broken])
 
 
 def _problem(volume: Any) -> dict[str, str]:

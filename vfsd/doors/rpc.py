@@ -131,15 +131,20 @@ class RpcDoor:
         }
 
     async def serve(
-        self, path: str | os.PathLike[str], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        path: str | os.PathLike[str],
+        passed: socket.socket | None = None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen on ``path`` (mode 0600) until cancelled, then remove it.
 
-        A socket nobody listens on any more is replaced; OSError EADDRINUSE when somebody does.
+        A socket nobody listens on any more is replaced; OSError EADDRINUSE when somebody does. One that was ``passed``
+        to us, listening and non-blocking, is served instead, and its path stays.
         """
         path = os.fspath(path)
-        listener = _listen(path)
-        mine = os.stat(path).st_ino
+        listener = passed or _listen(path)
+        mine = None if passed else os.stat(path).st_ino
         try:
             async with trio.open_nursery() as nursery:
                 task_status.started()

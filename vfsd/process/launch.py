@@ -23,6 +23,7 @@ from vfsd.backends.base import VolumeError
 from vfsd.config import Config, ConfigError, mount_home
 from vfsd.process.mountpoint import MountpointError
 from vfsd.process.registry import Held
+from vfsd.process.supervisor import Supervisor
 
 LOG_BYTES = 8 << 20
 """Size at which the log file is put aside; one older file is kept."""
@@ -34,15 +35,15 @@ class StartError(Exception):
     """The daemon did not start; the message is the whole sentence for the user."""
 
 
-def start(config: Config, mountpoint: str, *, foreground: bool) -> dict[str, Any] | None:
-    """Serve ``config`` on ``mountpoint``. In the foreground: returns None after the unmount.
+def start(config: Config, mountpoint: str, *, foreground: bool, manager: Supervisor) -> dict[str, Any] | None:
+    """Serve ``config`` on ``mountpoint``. In the foreground, perhaps for ``manager``: returns None after the unmount.
 
     Otherwise returns what the daemon recorded about itself once its mount answers, while it goes on in a process and
     session of its own. Raises StartError with one sentence.
     """
     if foreground:
         _log_to(logging.StreamHandler(), config)
-        reason = _serve(config, mountpoint, _announce)
+        reason = _serve(config, mountpoint, _announce, manager)
         if reason is not None:
             raise StartError(reason)
         return None
@@ -114,7 +115,7 @@ def _become_daemon(config: Config, mountpoint: str, log: Path, pipe: int) -> Non
         faulthandler.register(signal.SIGUSR1)
         os.close(null)
         os.close(stream)
-        reason = _serve(config, mountpoint, tell)
+        reason = _serve(config, mountpoint, tell, Supervisor())
         if reason is None:
             status = 0
         else:
@@ -147,14 +148,14 @@ def _allow_many_descriptors() -> None:
                 continue
 
 
-def _serve(config: Config, mountpoint: str, ready: Ready) -> str | None:
+def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor) -> str | None:
     """Run the daemon to its end; None when it ended in order, else the sentence that says why it did not."""
     from vfsd.daemon import Daemon
 
     _allow_many_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        Daemon(config, mountpoint).run(ready)
+        Daemon(config, mountpoint, manager).run(ready)
     except BaseException as exc:
         cause = first_cause(exc)
         sentence = sentence_of(cause)

@@ -91,9 +91,12 @@ def record(entry: dict[str, Any]) -> None:
     fresh.replace(path)
 
 
-def erase(name: str) -> None:
-    """Remove what the mount ``name`` left in the runtime directory, but for its lock, which others may be opening."""
-    for suffix in (".json", ".sock"):
+def erase(name: str, *, passed: bool = False) -> None:
+    """Remove what the mount ``name`` left in the runtime directory, but for its lock, which others may be opening.
+
+    ``passed``: its socket is the service manager's, which goes on to listen.
+    """
+    for suffix in (".json",) if passed else (".json", ".sock"):
         with contextlib.suppress(FileNotFoundError):
             (Path(runtime_dir()) / f"{name}{suffix}").unlink()
 
