@@ -38,6 +38,11 @@ class StateVolume(TreeVolume):
         super().__init__(base, backend, feed, clock, owner=owner, read_only=read_only)
         self.store = backend
 
+    @property
+    def problem(self) -> str | None:
+        """Why the volume is read-only, when that is not what was asked for."""
+        return self.store.problem
+
     async def relabel(self, epoch: int, label: str) -> None:
         """Give a checkpoint another label, which survives power loss from then on. ENOSPC, EIO."""
         async with self.store.busy:

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from makers import ME, open_volume
 
 from vfsd.backends.base import VolumeError
+from vfsd.backends.sqlite import SqliteBackend
 from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
+from vfsd.volume import TreeVolume
 
 
 @pytest.fixture
@@ -64,13 +67,78 @@ def test_a_volume_on_a_full_disk_opens_again(killed: bool, disk: Path) -> None:
     assert check_volume(place) == []
 
 
-def test_without_the_room_to_open_it_the_reason_is_named(disk: Path) -> None:
+def test_a_new_volume_on_a_full_disk_is_refused_with_the_reason(disk: Path) -> None:
+    fill(disk)
+    with pytest.raises(VolumeError, match=r"the disk is full|No space left"):
+        open_volume("state", disk / "volume")
+
+
+def killed_with_the_ballast_gone(disk: Path, *, closed: bool) -> Path:
+    """A volume whose ballast other programs took when it was given up, and all other room too."""
     place = disk / "volume"
-    open_volume("state", place).close()
+    pid = os.fork()
+    if pid == 0:
+        volume = open_volume("state", place)
+        for i in range(300):
+            volume.create_file(volume.root_ino, b"f%d" % i, 0o644, b"%d" % i * 5_000, ME)
+        volume.setxattr(volume.lookup(volume.root_ino, b"f7").ino, b"user.a", b"b", 0, ME)
+        unlinked = volume.create_file(volume.root_ino, b"unlinked", 0o644, b"u", ME)
+        volume.open(unlinked.ino, os.O_RDONLY, ME)
+        volume.unlink(volume.root_ino, b"unlinked", ME)
+        if closed:
+            volume.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
     (place / "ballast").unlink()
     fill(disk)
-    with pytest.raises(VolumeError, match="the disk is full"):
-        open_volume("state", place)
+    return place
+
+
+def names(volume: TreeVolume) -> list[bytes]:
+    fh = volume.opendir(volume.root_ino, ME)
+    return [entry.name for entry in volume.readdir(volume.root_ino, fh, 0)]
+
+
+def problem(volume: TreeVolume) -> str | None:
+    assert isinstance(volume.backend, SqliteBackend)
+    return volume.backend.problem
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
+def test_without_the_room_to_open_it_it_is_read_only_until_there_is(
+    closed: bool, disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = killed_with_the_ballast_gone(disk, closed=closed)
+    for turn in range(2):  # what is read is in the journal still, and stays there
+        volume = open_volume("state", place)
+        root = volume.root_ino
+        assert "the disk is full" in str(problem(volume))
+        assert "the disk is full" in caplog.text
+        ino = volume.lookup(root, b"f7").ino
+        assert bytes(volume.read(ino, 0, 0, 1 << 20)) == b"7" * 5_000
+        assert volume.getxattr(ino, b"user.a") == b"b"
+        assert len(names(volume)) == 300
+        with pytest.raises(OSError, match="Read-only"):
+            volume.unlink(root, b"f7", ME)
+        trio.run(volume.maintain)
+        with pytest.raises(OSError, match="Read-only"):
+            volume.create_file(root, b"new", 0o644, b"n", ME)
+        if turn == 0:
+            volume.close()
+    (disk / "filler").unlink()
+    trio.run(volume.maintain)
+    assert problem(volume) is None
+    assert "writable again" in caplog.text
+    assert bytes(volume.read(ino, 0, 0, 1 << 20)) == b"7" * 5_000
+    volume.create_file(root, b"new", 0o644, b"n", ME)
+    volume.unlink(root, b"f8", ME)
+    trio.run(volume.maintain)
+    volume.close()
+    volume = open_volume("state", place)
+    assert len(names(volume)) == 300
+    assert bytes(volume.read(volume.lookup(volume.root_ino, b"new").ino, 0, 0, 9)) == b"n"
+    volume.close()
+    assert check_volume(place) == []
 
 
 def write_and_delete(place: Path, disk: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,44 @@ def test_checkpoints_on_a_full_disk(full: Daemon) -> None:
     (full.volume.parent / "filler").unlink()
     full.client.call("checkpoint", action="restore", ref=made["id"])
     assert tree(point) == there
+
+
+def test_killed_on_a_full_disk_whose_last_room_others_took(full: Daemon) -> None:
+    """It comes up, shows everything, says why it is read-only, and is writable again once there is room."""
+    point, disk = full.point, full.volume.parent
+    full.environ["XDG_STATE_HOME"] = str(disk / "state")
+    exhaust(full)
+    there = tree(point)
+    full.kill()
+    (full.volume / "ballast").unlink()
+    fill(disk)
+    full.start()
+    assert tree(point) == there
+    for refused in (lambda: os.unlink(point / "big"), lambda: (point / "new").touch()):
+        with pytest.raises(OSError, match="Read-only file system"):
+            refused()
+    with pytest.raises(OSError, match="Read-only file system"):
+        full.client.call("write", path=b"/tool", data=b"t")
+    assert full.client.call("read", path=b"/g", offset=0, length=99)["data"] == b"g" * 10
+    assert "the disk is full" in full.vfsd("status", "test").stdout
+    assert "until there is room it is read-only" in full.log()
+    (disk / "filler").unlink()
+    deadline = time.monotonic() + 20
+    while not does(lambda: (point / "new").write_bytes(b"new")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    there["new"] = tree(point)["new"]
+    assert tree(point) == there
+    assert "problem" not in str(full.status()["routes"])
+    assert "writable again" in full.log()
+    full.kill()
+    full.start()
+    assert tree(point) == there
+
+
+def does(operation: Callable[[], object]) -> bool:
+    try:
+        operation()
+    except OSError:
+        return False
+    return True

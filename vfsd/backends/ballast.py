@@ -46,9 +46,16 @@ class Ballast:
 
     def lend(self) -> None:
         """Give it up if there is not as much room besides: a volume that opens may have a whole journal to fold."""
-        host = os.statvfs(self._path.parent)
-        if host.f_bavail * host.f_frsize < _BYTES:
+        if not self._room(_BYTES):
             self.give_up()
+
+    def has_room(self) -> bool:
+        """Whether a volume that could not be opened for want of room can be, with a ballast besides."""
+        return self._room(2 * _BYTES)
+
+    def _room(self, size: int) -> bool:
+        host = os.statvfs(self._path.parent)
+        return host.f_bavail * host.f_frsize >= size
 
 
 def deletes(changes: Sequence[Change]) -> bool:

@@ -35,6 +35,10 @@ class VolumeError(Exception):
     """A volume that can't be opened; the message says which, why and what to do."""
 
 
+class DiskFull(VolumeError):
+    """There is no room on the disk for what opening the volume writes."""
+
+
 class Backend(Protocol):
     """The seam below a tree volume; but for ``sync`` and ``maintain`` each method is synchronous
     and quick (local disk or memory)."""

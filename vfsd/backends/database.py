@@ -5,6 +5,7 @@ Must not know extents' meaning or the core. Times are nanoseconds, sizes and off
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sqlite3
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vfsd.backends import history
-from vfsd.backends.base import VolumeError
+from vfsd.backends.base import DiskFull, VolumeError
 from vfsd.backends.journal import Journal, Rows
 
 APPLICATION_ID = 0x76667364  # "vfsd"
@@ -91,8 +92,8 @@ def lock_volume(directory: Path) -> int:
         holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise VolumeError(f"volume {directory} is in use by pid {holder}; unmount it first (vfsd status)") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    with contextlib.suppress(OSError):  # a full disk, and a new volume
+        os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)  # always as long, so that there is room for it next time
     return fd
 
 
@@ -125,12 +126,16 @@ def shorten(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
-def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
-    """Open the volume's database, made when absent and ``new``. Raises VolumeError (corrupt, newer, unreadable)."""
+def connect(directory: Path, *, new: bool = True, alone: bool = False) -> sqlite3.Connection:
+    """Open the volume's database, made when absent and ``new``. ``alone``: with nothing written until a commit, and no
+    other connection. Raises VolumeError (corrupt, newer, unreadable), DiskFull."""
     path = directory / "tree.db"
     db, opened = None, False
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+        if alone:
+            for pragma in ("locking_mode=EXCLUSIVE", "cache_spill=OFF", "temp_store=MEMORY"):
+                db.execute(f"PRAGMA {pragma}")
         db.execute("PRAGMA journal_mode=WAL").fetchone()
         db.execute("PRAGMA synchronous=FULL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -146,8 +151,9 @@ def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
         db.execute("SELECT seq FROM folded").fetchone()
         opened = True
     except sqlite3.OperationalError as error:
-        full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
-        raise VolumeError(f"volume {directory} can't be opened: {'the disk is full' if full else error}") from None
+        if error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
+            raise DiskFull(f"volume {directory} can't be opened: the disk is full") from None
+        raise VolumeError(f"volume {directory} can't be opened: {error}") from None
     except sqlite3.DatabaseError as error:
         raise VolumeError(corrupt(directory, error)) from None
     finally:
@@ -156,18 +162,25 @@ def connect(directory: Path, *, new: bool = True) -> sqlite3.Connection:
     return db
 
 
-def recover(db: sqlite3.Connection, journal: Journal, directory: Path) -> None:
-    """Fold what a daemon that ended without warning left in the journal, then empty it. Raises VolumeError."""
+def recover(db: sqlite3.Connection, journal: Journal, directory: Path, *, keep: bool = True) -> None:
+    """Fold what a daemon that ended without warning left in the journal, then empty it. Not ``keep``: only as this
+    connection sees it, and the journal stays. Raises VolumeError, DiskFull."""
     try:
         after = db.execute("SELECT seq FROM folded").fetchone()[0]
         batch = list(journal.replay(after))
         if batch:
             _patch(batch, directory)
-            fold(db, batch, journal.seq)
+            db.execute("BEGIN IMMEDIATE")
+            _apply(db, batch, journal.seq)
+            if keep:
+                db.execute("COMMIT")
             _lengthen(db, directory)
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            raise DiskFull(f"volume {directory} can't be opened: the disk is full") from None
         raise VolumeError(f"volume {directory}: the journal can't be folded into the database: {error}") from None
-    journal.reset()
+    if keep:
+        journal.reset()
 
 
 def _patch(batch: Iterable[Rows], directory: Path) -> None:
@@ -204,6 +217,20 @@ def fold(
 
     Only the last state of each row counts, so a directory that took a thousand files is written once.
     """
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        _apply(db, batch, seq)
+        result = then(db) if then is not None else None
+        db.execute("COMMIT")
+        return result
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _apply(db: sqlite3.Connection, batch: Iterable[Rows], seq: int) -> None:
+    """Inside a transaction: make the rows so."""
     puts: dict[int, tuple[Any, ...]] = {}
     targets: dict[int, bytes] = {}
     dentries: dict[tuple[int, bytes], int | None] = {}
@@ -231,25 +258,16 @@ def fold(
                 xattrs.setdefault(node, {})[row[0]] = row[1]
     names = [(node, name, value) for node, values in xattrs.items() for name, value in values.items()]
     pieces = [extent for file in extents.values() for extent in file.values()]
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        many = db.executemany
-        history.keep(db, {*puts, *targets}, dentries, [n[:2] for n in names], extents, drops)
-        for table, column in (("node", "id"), ("extent", "node"), ("xattr", "node")):
-            many(f"DELETE FROM {table} WHERE {column}=?", [(n,) for n in drops])
-        many(_PUT, puts.values())
-        many("UPDATE node SET target=? WHERE id=?", [(t, n) for n, t in targets.items()])
-        many("DELETE FROM dentry WHERE parent=? AND name=?", [k for k, n in dentries.items() if n is None])
-        many("INSERT OR REPLACE INTO dentry VALUES (?,?,?)", [(*k, n) for k, n in dentries.items() if n is not None])
-        many("DELETE FROM extent WHERE node=? AND offset=?", [e[:2] for e in pieces if e[2] is None])
-        many("INSERT OR REPLACE INTO extent VALUES (?,?,?,?,?)", [e for e in pieces if e[2] is not None])
-        many("DELETE FROM xattr WHERE node=? AND name=?", [n[:2] for n in names if n[2] is None])
-        many("INSERT OR REPLACE INTO xattr VALUES (?,?,?)", [n for n in names if n[2] is not None])
-        db.execute("UPDATE folded SET seq=?", (seq,))
-        result = then(db) if then is not None else None
-        db.execute("COMMIT")
-        return result
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+    many = db.executemany
+    history.keep(db, {*puts, *targets}, dentries, [n[:2] for n in names], extents, drops)
+    for table, column in (("node", "id"), ("extent", "node"), ("xattr", "node")):
+        many(f"DELETE FROM {table} WHERE {column}=?", [(n,) for n in drops])
+    many(_PUT, puts.values())
+    many("UPDATE node SET target=? WHERE id=?", [(t, n) for n, t in targets.items()])
+    many("DELETE FROM dentry WHERE parent=? AND name=?", [k for k, n in dentries.items() if n is None])
+    many("INSERT OR REPLACE INTO dentry VALUES (?,?,?)", [(*k, n) for k, n in dentries.items() if n is not None])
+    many("DELETE FROM extent WHERE node=? AND offset=?", [e[:2] for e in pieces if e[2] is None])
+    many("INSERT OR REPLACE INTO extent VALUES (?,?,?,?,?)", [e for e in pieces if e[2] is not None])
+    many("DELETE FROM xattr WHERE node=? AND name=?", [n[:2] for n in names if n[2] is None])
+    many("INSERT OR REPLACE INTO xattr VALUES (?,?,?)", [n for n in names if n[2] is not None])
+    db.execute("UPDATE folded SET seq=?", (seq,))

@@ -10,6 +10,7 @@ start replays what was not folded. Invariants:
 - Whatever has records not yet folded is in memory: nodes and loaded directories in the core's tree, extent maps and
   extended attributes here. So what is read from the database is never out of date.
 - A sync that failed ends all writing: the kernel would tell the next one that all is well.
+- Without the room to open it a volume is read-only, its journal folded in this process's memory, until there is.
 Crash window: bytes written in place before a record that is never written may be there without their mtime; they were
 not acknowledged. A full disk opens no such window, for the record's room is made sure of before. Why a journal:
 docs/decisions/0003-journal-before-sqlite.md.
@@ -30,12 +31,13 @@ import trio
 
 from vfsd.backends import database, history
 from vfsd.backends.ballast import Ballast, deletes
-from vfsd.backends.base import Stored, VolumeError
+from vfsd.backends.base import DiskFull, Stored, VolumeError
 from vfsd.backends.database import EXTENT, PATCH, connect, lock_volume
-from vfsd.backends.extents import Extent, ExtentFile, FileMap
+from vfsd.backends.extents import Extent, ExtentFile
 from vfsd.backends.freespace import BLOCK
-from vfsd.backends.history import Checkpoint, Past, Touched
+from vfsd.backends.history import Checkpoint
 from vfsd.backends.journal import Journal, Rows
+from vfsd.backends.sqlitereads import Reads
 from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.plans import fail
 from vfsd.core.types import StatFs
@@ -48,7 +50,7 @@ _CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, 
 assert list(_CODES.values()) == list(range(EXTENT))
 
 
-class SqliteBackend:
+class SqliteBackend(Reads):
     """Implements ``Backend`` in a directory of the host. Raises VolumeError when it can't be opened."""
 
     kind = "state"
@@ -63,7 +65,10 @@ class SqliteBackend:
         self._folding: set[int] = set()
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
         self.busy = trio.Lock()
-        self._bad: str | None = None
+        self.problem: str | None = None
+        """Why it is read-only."""
+        self._waits = False
+        """It is read-only until the disk has room."""
         self._ballast = Ballast(directory)
         self._lock = lock_volume(directory)
         with contextlib.ExitStack() as undo:
@@ -79,15 +84,16 @@ class SqliteBackend:
         self._ballast.fill()
 
     def _open(self, directory: Path, undo: contextlib.ExitStack) -> None:
-        self._db = connect(directory)
-        undo.callback(self._db.close)
-        self._execute = self._db.execute
         self._journal = Journal(directory)
         undo.callback(self._journal.close)
         fd = os.open(directory / "data", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         undo.callback(os.close, fd)
         database.sync_directory(directory)
-        database.recover(self._db, self._journal, directory)
+        try:
+            self._connect()
+        except DiskFull as error:
+            self._connect_alone(error)
+        undo.callback(lambda: self._db.close())
         self._data = ExtentFile(fd, self._fetch, self._keeps)
         self.read = self._data.read
         self.seek = self._data.seek
@@ -101,6 +107,36 @@ class SqliteBackend:
         # Asked for again when the tree is built: whatever can't be read of the start is found here.
         self.root()
         self.orphans()
+
+    def _connect(self, alone: bool = False) -> None:
+        """Raises VolumeError, DiskFull; then nothing is open."""
+        db = connect(self._dir, alone=alone)
+        try:
+            database.recover(db, self._journal, self._dir, keep=not alone)
+        except BaseException:
+            db.close()
+            raise
+        self._db, self._execute = db, db.execute
+
+    def _connect_alone(self, error: DiskFull) -> None:
+        self._connect(alone=True)
+        self._waits = True
+        self.problem = "the disk is full; read-only until there is room"
+        log.error("%s; until there is room it is read-only", error)
+
+    def _become_writable(self) -> None:
+        """If the disk has room by now. Raises VolumeError."""
+        if not self._ballast.has_room():
+            return
+        self._db.close()
+        try:
+            self._connect()
+        except DiskFull as error:
+            self._connect_alone(error)
+            return
+        self.problem, self._waits = None, False
+        self._ballast.fill()
+        log.warning("volume %s is writable again: the disk has room", self._dir)
 
     # -- loading
 
@@ -137,6 +173,8 @@ class SqliteBackend:
         return int(self._execute(query).fetchone()[0])
 
     def orphans(self) -> Sequence[Stored]:
+        if self._waits:  # they can't be purged; the next start will
+            return []
         return [Stored(*row) for row in self._execute(f"SELECT {database.STORED} FROM node n WHERE nlink=0")]
 
     def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
@@ -163,7 +201,7 @@ class SqliteBackend:
     # -- committing
 
     def commit(self, changes: Sequence[Change]) -> None:
-        if self._bad is not None:
+        if self.problem is not None:
             raise fail(errno.EROFS)
         if self._ballast.owed and not deletes(changes):
             self._make_room()
@@ -274,14 +312,17 @@ class SqliteBackend:
         self._data.release(runs, punched=punched)
 
     async def sync(self) -> None:
-        if self._bad is not None:
+        if self.problem is not None:
             raise fail(errno.EIO)
         with self._freed(punched=False):
             await trio.to_thread.run_sync(self._fdatasync)
 
     async def maintain(self) -> None:
         """Fold what there is; what can't be folded now stays in the journal until the next round."""
-        if self._bad is None and (self._pending or self._batch):
+        if self._waits:
+            async with self.busy:
+                self._become_writable()
+        if self.problem is None and (self._pending or self._batch):
             async with self.busy:
                 try:
                     with self._turn() as runs:
@@ -295,6 +336,8 @@ class SqliteBackend:
 
         Raises OSError, for sqlite3.Error too, with the records still in the journal.
         """
+        if self._waits:
+            raise fail(errno.EROFS)
         self._again = bool(self._batch)
         if not self._again:
             self._journal.rotate()
@@ -370,7 +413,7 @@ class SqliteBackend:
         self, name: str, label: str, cause: str, time_ns: int
     ) -> Iterator[tuple[Checkpoint, list[tuple[int, int]], Callable[[sqlite3.Connection], None]]]:
         """What the fold inside needs to write a checkpoint of this moment."""
-        if self._bad is not None:
+        if self.problem is not None:
             raise fail(errno.EROFS)
         while self._batch:
             self.fold_now()
@@ -385,10 +428,6 @@ class SqliteBackend:
                 db.execute("INSERT INTO checkpoint VALUES (?,?,?,?,?)", made)
 
             yield made, runs, insert
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Oldest first."""
-        return history.checkpoints(self._db)
 
     async def drop_checkpoint(self, epoch: int) -> None:
         """Forget one and free what only it needed. Raises OSError."""
@@ -408,37 +447,6 @@ class SqliteBackend:
             if freed:
                 await trio.to_thread.run_sync(data.punch, freed)
                 data.release(freed)
-
-    def past(self, epoch: int) -> Past:
-        """The volume as it was at a checkpoint (NOW: as of the last fold), read on the loop."""
-        return Past(self._db, epoch)
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Inside, all that is read of the past is of one moment, whatever a fold in its thread commits meanwhile."""
-        self._execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._execute("COMMIT")
-
-    def touched(self, since: int, until: int) -> Touched:
-        """What may differ between two checkpoints; folded first by the caller when ``until`` is NOW."""
-        return history.touched(self._db, since, until)
-
-    def connect_past(self) -> sqlite3.Connection:
-        """A connection of its own for the calling thread, on which all that is read is of one moment."""
-        db = database.connect_again(self._dir)
-        db.execute("BEGIN")
-        return db
-
-    def read_extents(self, extents: Sequence[Extent], offset: int, length: int) -> bytes:
-        """Bytes by a map of the past; the caller clips to the size."""
-        return self._data.read_map(FileMap(list(extents)), offset, length)
-
-    def read_map(self, file: FileMap, offset: int, length: int) -> bytes:
-        """As ``read_extents``, by a map that is kept; also for other threads."""
-        return self._data.read_map(file, offset, length)
 
     async def compact(self) -> None:
         """Give all free space back to the host, that of the database too. Raises OSError."""
@@ -463,33 +471,15 @@ class SqliteBackend:
         finally:
             db.close()
 
-    @property
-    def data_fd(self) -> int:
-        """The data file, to read from."""
-        return self._data.fd
-
-    def waste(self) -> int:
-        """Bytes of the database file that hold nothing, which only ``compact`` gives back."""
-        pages, size = (self._execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
-        return int(pages) * int(size)
-
-    def slack(self) -> int:
-        """Bytes of the data file that ``give_back`` may free."""
-        return self._data.slack()
-
-    def disk_used(self) -> int:
-        """Bytes of the host's disk that the volume takes."""
-        return sum(os.stat(entry).st_blocks * 512 for entry in os.scandir(self._dir))
-
     def _fail_for_good(self, why: str) -> None:
         """Take no more: the journal keeps every record, so nothing acknowledged is lost, but nothing new is safe."""
-        self._bad = why
+        self.problem = why
         log.error("volume %s is read-only from now on: %s; mount it again once the cause is gone", self._dir, why)
 
     def close(self) -> None:
         """Fold what is left, if the database takes it; the next start does what could not be done."""
         try:
-            if self._bad is None:
+            if self.problem is None:
                 self.fold_now()
                 self._fdatasync()
         except OSError as error:

@@ -26,13 +26,18 @@ class Part(NamedTuple):
 class Slot:
     """One state volume at one checkpoint. ``parent`` and ``name``: where its root stands."""
 
-    __slots__ = ("alive", "base", "name", "parent", "past", "pins", "store")
+    __slots__ = ("alive", "base", "epoch", "name", "parent", "pins", "store")
 
     def __init__(self, part: Part, parent: int, name: bytes) -> None:
         self.store = part.store
         self.base = part.base
-        self.past: Past = part.store.past(part.epoch)
+        self.epoch = part.epoch
         self.parent = parent
         self.name = name
         self.pins = 0
         self.alive = True
+
+    @property
+    def past(self) -> Past:
+        """Asked for each time: the store's connection may be another one by then."""
+        return self.store.past(self.epoch)
