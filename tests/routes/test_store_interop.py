@@ -238,3 +238,23 @@ def test_an_agent_on_the_same_tables_made_by_us(tmp_path: Path) -> None:
     with sqlite_store(tmp_path / "theirs.db"):
         pass
     assert schema(tmp_path / "ours" / "store.db") == schema(tmp_path / "theirs.db")
+
+
+def test_links_that_others_made_or_changed(world: World, tmp_path: Path) -> None:
+    route = f"/m/=store:sqlite:{tmp_path}/links.db"
+    one, two = world.mount(route) / "m", world.mount(route, name="two") / "m"
+    os.symlink("here", one / "link")
+    os.mkfifo(one / "pipe")
+    (two / "mark").write_text("x")
+    wait_until(lambda: os.readlink(two / "link") == "here" and (one / "mark").exists())
+    # Its own links come back to the first mount as news too, and stay what they are.
+    os.symlink("there", one / "new")
+    os.rename(one / "new", one / "link")
+    (two / "mark").write_text("y")
+    wait_until(lambda: os.readlink(two / "link") == "there" and (one / "mark").read_text() == "y")
+    for place in (one, two):
+        assert os.readlink(place / "link") == "there"
+        os.lstat(place / "pipe")
+    os.unlink(one / "link")
+    os.unlink(one / "pipe")
+    wait_until(lambda: os.listdir(two) == ["mark"])

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vfsd.backends.remote import ABSENT, Expect, Found, Meta, Moved, News, Source, fail
@@ -160,7 +160,7 @@ class BlobDirectory(BlobRemote):
         finally:
             os.close(fd)
 
-    def poll(self, known: Mapping[bytes, Hashable], again: bool) -> News | None:
+    def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:
         changed = os.stat(self.directory).st_mtime_ns
         if changed == self._changed_ns and not again and self._looked_ns - changed > _FRESH_NS:
             return None

@@ -13,7 +13,7 @@ import base64
 import errno
 import logging
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -256,7 +256,7 @@ class ForeignRemote:
 
     # -- what others did
 
-    def poll(self, known: Mapping[bytes, Hashable], again: bool) -> News | None:
+    def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:
         """List anew what was listed; an entry that looks as before is taken to be so."""
         fresh: list[Found] = []
         gone: list[bytes] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -164,10 +164,10 @@ class Remote(Protocol):
     def move(self, moves: Sequence[Moved]) -> None:
         """Rename, in this order of safety: what is named twice for a moment is well, what is lost is not."""
 
-    def poll(self, known: Mapping[bytes, Hashable], again: bool) -> News | None:
+    def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:
         """What others did to the paths in ``known`` (path to etag) and beside them; None when nothing is new.
 
-        ``again``: the last news could not be taken in whole, so look as if something had happened.
+        ``again``: of these the last news could not be taken in, so look as if something had happened to them.
         """
 
     def statfs(self) -> StatFs | None:

@@ -7,11 +7,12 @@ when a store is opened.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import stat
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -57,6 +58,8 @@ class StoreRemote:
         """created_at and modified_at of the items, which a put keeps and a record refers to."""
         self._records: set[bytes] = set()
         self._odd: set[object] = set()
+        self._serial: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        """Around each use of a store that is not made for several threads at once."""
         self._lock = threading.Lock()
         """Held around what belongs together on this side; the store has its own."""
 
@@ -65,6 +68,9 @@ class StoreRemote:
     def open(self) -> None:
         if self._store is None:
             self._store = self._connect()
+            if type(self._store).__module__ == "langgraph.store.memory":
+                # A dict that is searched must not grow meanwhile.
+                self._serial = threading.Lock()
         # Whether it is a store, and answers.
         self._batch([self._get_op(self.namespace, "/")])
         self._finish_move()
@@ -89,7 +95,8 @@ class StoreRemote:
         items.key_of(path)
 
     def _batch(self, ops: Sequence[Any]) -> list[Any]:
-        return list(self._store.batch(ops))
+        with self._serial:
+            return list(self._store.batch(ops))
 
     def _get_op(self, namespace: tuple[str, ...], key: str) -> Any:
         from langgraph.store.base import GetOp
@@ -106,7 +113,8 @@ class StoreRemote:
         seen: set[str] = set()
         offset = 0
         while True:
-            page = self._store.search(namespace, limit=PAGE, offset=offset, refresh_ttl=False)
+            with self._serial:
+                page = self._store.search(namespace, limit=PAGE, offset=offset, refresh_ttl=False)
             for item in page:
                 if tuple(item.namespace) == namespace and item.key not in seen:
                     seen.add(item.key)
@@ -321,7 +329,7 @@ class StoreRemote:
 
     # -- what others did
 
-    def poll(self, known: Mapping[bytes, Hashable], again: bool) -> News | None:
+    def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:
         found = {f.path: f for f in self.scan(b"/")}
         fresh = [f for path, f in found.items() if path not in known or f.etag != known[path]]
         gone = []

@@ -16,7 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,17 +53,17 @@ class SqlRemote(StoreRemote):
     def __init__(self, location: str, namespace: tuple[str, ...], owner: tuple[int, int]) -> None:
         super().__init__(location, namespace, owner)
         self._seen: dict[str, Hashable] = {}
+        self._at: Hashable = None
         self._prefixes = (".".join(namespace), ".".join(self.side))
 
     def _all(self, namespace: tuple[str, ...]) -> Iterator[Any]:
         yield from self._rows(".".join(namespace))
 
     def scan(self, directory: bytes) -> list[Found]:
-        # What changes between the two looks is seen at the next one.
-        self._changed()
-        seen = self._tokens()
+        # What changes between the looks is seen at the next one.
+        version, seen = self._version(), self._tokens()
         found = list(super().scan(directory))
-        self._seen = seen
+        self._at, self._seen = version, seen
         return found
 
     def _rows(self, prefix: str, keys: Sequence[str] | None = None) -> list[Row]:
@@ -74,28 +74,28 @@ class SqlRemote(StoreRemote):
         """Per key something that changes with its item or its record."""
         raise NotImplementedError
 
-    def _changed(self) -> bool:
-        """False when certainly nobody else has written since the last call."""
+    def _version(self) -> Hashable:
+        """The same as at the last call when certainly nobody else has written since."""
         raise NotImplementedError
 
-    def poll(self, known: Mapping[bytes, Hashable], again: bool) -> News | None:
-        if not self._changed() and not again:
+    def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:
+        version = self._version()
+        if version == self._at and not again:
             return None
-        if again:
-            return super().poll(known, again)
         tokens = self._tokens()
         fresh: list[Found] = []
         gone: list[bytes] = []
         changed = [key for key, token in tokens.items() if self._seen.get(key) != token]
         # Not only those seen before: what was put here since, and removed by others, was in no look yet.
         changed += [key for path in known if (key := _key(path)) not in tokens]
+        changed = list({**dict.fromkeys(changed), **dict.fromkeys(map(_key, again))})
         for path, found in self._get_many([k for k in changed if k == "/" or items.path_of(k) is not None]):
             if found is None:
                 if path in known:
                     gone.append(path)
             elif path not in known or found.etag != known[path]:
                 fresh.append(found)
-        self._seen = tokens
+        self._at, self._seen = version, tokens
         return News(fresh, gone) if fresh or gone else None
 
     def _get_many(self, keys: Sequence[str]) -> Iterator[tuple[bytes, Found | None]]:
@@ -209,7 +209,6 @@ class SqliteRemote(SqlRemote):
         except BaseException:
             db.close()
             raise
-        self._version: int | None = None
         self._one_at_a_time = threading.Lock()
         return db
 
@@ -254,12 +253,9 @@ class SqliteRemote(SqlRemote):
             tokens[key] = (tokens.get(key), mine, number, tail)
         return tokens
 
-    def _changed(self) -> bool:
+    def _version(self) -> Hashable:
         # Another connection has committed (SQLite, PRAGMA data_version).
-        version = int(self._read("PRAGMA data_version")[0][0])
-        changed = version != self._version
-        self._version = version
-        return changed
+        return int(self._read("PRAGMA data_version")[0][0])
 
     def _locked_row(self, db: Any, key: str) -> Row | None:
         row = db.execute(
@@ -302,9 +298,8 @@ class PostgresRemote(SqlRemote):
             row = db.execute("SELECT to_regclass('store') IS NOT NULL").fetchone()
             if row is None or not row[0]:
                 _set_up(_POSTGRES_SETUP, self.location)
-        self._digest: object = None
         return ConnectionPool(
-            self.location, min_size=1, max_size=4, kwargs=settings, timeout=WAIT_SECONDS, open=True,
+            self.location, min_size=1, max_size=16, kwargs=settings, timeout=WAIT_SECONDS, open=True,
             check=ConnectionPool.check_connection, reconnect_timeout=0, name="vfsd",
         )  # fmt: skip
 
@@ -340,15 +335,13 @@ class PostgresRemote(SqlRemote):
             tokens[key] = (tokens.get(key), *token)
         return tokens
 
-    def _changed(self) -> bool:
-        digest = self._read(
+    def _version(self) -> Hashable:
+        found: tuple[Any, ...] = self._read(
             "SELECT count(*), sum(hashtextextended(key || ' ' || xmin::text || updated_at::text, 0))"
             " FROM store WHERE prefix IN (%s, %s)",
             self._prefixes,
         )[0]
-        changed = bool(digest != self._digest)
-        self._digest = digest
-        return changed
+        return found
 
     def _swap(self, key: str, value: items.Value, record: items.Value | None, had_record: bool, expect: Expect) -> None:
         if expect != ABSENT:

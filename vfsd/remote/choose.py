@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vfsd.backends import items
@@ -72,7 +72,7 @@ class Unusable:
     def move(self, moves: Sequence[Moved]) -> None:
         self.open()
 
-    def poll(self, known: Mapping[bytes, Hashable], again: bool) -> News | None:
+    def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:
         raise RemoteError(self._reason)
 
 

@@ -31,6 +31,9 @@ from vfsd.volume import TreeVolume
 log = logging.getLogger(__name__)
 
 _PIECE = 1 << 20
+DIRECTORIES = 0
+"""Key of the part of the lane for all directories' attributes; no node has this number."""
+
 _WHOLE = 8 << 20
 """Contents up to this size are read on the loop in one go, and so never of two moments."""
 
@@ -96,7 +99,7 @@ class RemoteFiles(RemoteReads):
 
     async def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Node:  # type: ignore[override]
         """The whole content anew once the remote has it; ESTALE when it is not there as expected, by whoever's hand."""
-        async with self._changing():
+        async with self._changing(ino & NODE_MASK):
             node, now = self._node(ino), self._clock()
             self._check_size(len(data))
             changes = plans.replace(node, data, now)
@@ -113,8 +116,8 @@ class RemoteFiles(RemoteReads):
             return node
 
     async def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Node:  # type: ignore[override]
-        async with self._changing():
-            await self._listed(parent)
+        await self._see(parent)
+        async with self._changing((parent, name)):
             return await self._create_now(parent, name, perm, data, caller)
 
     async def _create_now(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Node:
@@ -146,7 +149,7 @@ class RemoteFiles(RemoteReads):
             changes.insert(1, Write(number, 0, data))
         return changes
 
-    # -- to the remote; the lane is held
+    # -- to the remote; the lane is held, or the part of the file
 
     async def _send(self, path: bytes, source: Source, meta: Meta, expect: Expect) -> Known:
         """Put a content; what is known of the path from now on."""
@@ -264,7 +267,7 @@ class RemoteFiles(RemoteReads):
         return TreeVolume.open(self, node.ino, flags, caller)
 
     async def _cut_and_open(self, ino: int, flags: int, caller: Caller) -> int:
-        async with self._changing():
+        async with self._changing(ino & NODE_MASK):
             node, now = self._node(ino), self._clock()
             changes = plans.setattr(node, SetAttr(size=0), now)
             await self._send_all(node, self._meta_after(node, changes), ANY, Source.of(b""))
@@ -275,8 +278,8 @@ class RemoteFiles(RemoteReads):
 
     async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Node, int]:  # type: ignore[override]
         """A file for writing goes out at its close; one that must be ours alone (O_EXCL) is made there at once."""
-        async with self._changing():
-            await self._listed(parent)
+        await self._see(parent)
+        async with self._changing((parent, name)):
             there = self.tree.child(self._dir(parent), name)
             if there is not None and flags & os.O_EXCL:
                 raise fail(errno.EEXIST, name)
@@ -305,7 +308,7 @@ class RemoteFiles(RemoteReads):
         return self._flush(node)
 
     async def _flush(self, node: Node) -> None:
-        async with self.lane:
+        async with self.lane.part(node.id):
             with trio.CancelScope(shield=True):
                 if node.id in self._dirty:
                     await self._put_node(node)
@@ -320,7 +323,7 @@ class RemoteFiles(RemoteReads):
     async def _last_close(self, node: Node, fh: int) -> None:
         try:
             with trio.CancelScope(shield=True):
-                async with self.lane:
+                async with self.lane.part(node.id):
                     await self._put_or_undo(node, fh)
         finally:
             TreeVolume.release(self, node.ino, fh)
@@ -369,11 +372,10 @@ class RemoteFiles(RemoteReads):
             await self._flush(node)
 
     async def syncfs(self) -> None:
-        async with self.lane:
-            for number in list(self._dirty):
-                node = self.tree.nodes.get(number)
-                if node is not None:
-                    await self._put_node(node)
+        for number in list(self._dirty):
+            node = self.tree.nodes.get(number)
+            if node is not None:
+                await self._flush(node)
         await self._settle_dirs()
 
     async def settle(self) -> None:
@@ -381,7 +383,7 @@ class RemoteFiles(RemoteReads):
         for number in list(self._dirty):
             node = self.tree.nodes.get(number)
             if node is not None and not self._writers(node):
-                async with self.lane:
+                async with self.lane.part(node.id):
                     if not self._writers(node):
                         await self._put_or_undo(node)
         await self._settle_dirs()
@@ -389,7 +391,7 @@ class RemoteFiles(RemoteReads):
     async def _settle_dirs(self) -> None:
         if not self._stale_dirs:
             return
-        async with self.lane:
+        async with self.lane.part(DIRECTORIES):
             numbers = set(self._stale_dirs)
             metas = self._dir_metas()
             try:

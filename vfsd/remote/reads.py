@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import trio
@@ -48,10 +48,13 @@ class RemoteReads(RemoteTree):
             raise fail(errno.EROFS)
 
     @contextlib.asynccontextmanager
-    async def _changing(self) -> AsyncIterator[None]:
-        """The lane, for something that is then seen through: half a change at the remote is no answer to a signal."""
+    async def _changing(self, key: Hashable = None) -> AsyncIterator[None]:
+        """The lane, for something that is then seen through: half a change at the remote is no answer to a signal.
+
+        All of it, or with a ``key`` the part for one file.
+        """
         self._need_writable()
-        async with self.lane:
+        async with self.lane.whole() if key is None else self.lane.part(key):
             with trio.CancelScope(shield=True):
                 yield
 
@@ -107,7 +110,7 @@ class RemoteReads(RemoteTree):
     # -- listing and reading
 
     async def _listed(self, ino: int) -> None:
-        """Bring a directory's entries into memory where they are not; the lane is held."""
+        """Bring a directory's entries into memory where they are not; the whole lane is held."""
         if ino & NODE_MASK not in self._unlisted:
             return
         node = self._node(ino)
@@ -126,11 +129,16 @@ class RemoteReads(RemoteTree):
             return then(self, ino, *args)
 
         async def wait() -> Any:
-            async with self.lane:
-                await self._listed(ino)
+            await self._see(ino)
             return then(self, ino, *args)
 
         return wait()
+
+    async def _see(self, ino: int) -> None:
+        """The same, by who does not hold the lane."""
+        if ino & NODE_MASK in self._unlisted:
+            async with self.lane.whole():
+                await self._listed(ino)
 
     def lookup(self, parent: int, name: bytes) -> Any:
         if self.remote.verifies and self._loaded and name not in (self._dir(parent).children or {}):
@@ -146,7 +154,7 @@ class RemoteReads(RemoteTree):
             return TreeVolume.lookup(self, parent, name)
         found = await self._call(f"look for {os.fsdecode(path)}", self.remote.probe, path, wait=False)
         if found is not None and name not in (self._dir(parent).children or {}):
-            async with self.lane:
+            async with self.lane.whole():
                 await self._absorb_gently([found], ())
         return TreeVolume.lookup(self, parent, name)
 

@@ -2,7 +2,8 @@
 
 Owns what is known of each path at the remote (``Known``), which contents are cached, and the rounds that ask for news.
 Must not know what callers may do; that is ``remotevolume``. Invariants: a remote is called on worker threads only, once
-the loop runs; the tree changes only while ``lane`` is held, contents apart; what is dirty is never overwritten by news.
+the loop runs; names change only while the whole of ``lane`` is held, those of new files and what a part's holder finds
+changed apart; what is dirty is never overwritten by news.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, ROOT_NODE, Caller, StatFs
 from vfsd.feed import Feed
 from vfsd.remote.known import Etags, Known, scratch_file
+from vfsd.remote.lane import Lane
 from vfsd.volume import TreeVolume
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,9 @@ T = TypeVar("T")
 
 START_SECONDS = 10.0
 """How long a mount waits for a remote before it goes on without."""
+
+THREADS = 8
+"""Calls of a remote at once that change something, and as many that read."""
 
 CACHE_BYTES = 256 << 20
 """Contents kept of a remote; above it the oldest unused ones go."""
@@ -65,7 +70,7 @@ class RemoteTree(TreeVolume):
         self.remote = remote
         self.owner = owner
         self.label = label
-        self.lane = trio.Lock()
+        self.lane = Lane()
         self.problem: str | None = "not opened yet"
         """Why the remote could not be read when it was last tried; None while it can."""
         self._loaded = False
@@ -82,9 +87,10 @@ class RemoteTree(TreeVolume):
         self._fresh_until: dict[int, float] = {}
         self._touched: dict[bytes, int] = {}
         self._round = 0
-        self._again = False
+        self._again: Collection[bytes] = ()
         self._space: StatFs | None = None
-        self._threads = trio.CapacityLimiter(8)
+        self._changers = trio.CapacityLimiter(THREADS)
+        self._threads = trio.CapacityLimiter(THREADS)
         # Whole microseconds, as an item's modified_at can hold: else every file would need a record for the rest.
         super().__init__(
             base, MemoryBackend(scratch_file(scratch)), feed, lambda: time.time_ns() // 1000 * 1000, owner=owner
@@ -105,8 +111,9 @@ class RemoteTree(TreeVolume):
             raise OSError(errno.EIO, f"{self.kind}: {what}: {self.problem}")
         try:
             return await trio.to_thread.run_sync(
-                lambda: function(*args), abandon_on_cancel=not wait, limiter=self._threads
-            )
+                lambda: function(*args), abandon_on_cancel=not wait,
+                limiter=self._changers if wait else self._threads,
+            )  # fmt: skip
         except Exception as exc:
             raise self._answer(what, exc) from exc
 
@@ -176,7 +183,7 @@ class RemoteTree(TreeVolume):
         try:
             if not self._loaded:
                 found = await trio.to_thread.run_sync(self._read_all, limiter=self._threads, abandon_on_cancel=True)
-                async with self.lane:
+                async with self.lane.whole():
                     await self._absorb_gently(found, ())
                     self._ready()
                 log.info("route %s answers", self.label)
@@ -198,16 +205,19 @@ class RemoteTree(TreeVolume):
         news = await trio.to_thread.run_sync(
             self.remote.poll, known, again, limiter=self._threads, abandon_on_cancel=True
         )
-        self._again = False
+        self._again = ()
         if news is None:
             return
-        async with self.lane:
-            touched = self._touched
-            # What we changed ourselves since the question was asked is newer than the answer.
-            found = [f for f in news.found if touched.get(f.path, 0) < mine]
-            gone = [path for path in news.gone if touched.get(path, 0) < mine]
-            self._again = len(found) + len(gone) < len(news.found) + len(news.gone)
-            await self._absorb_gently(found, gone)
+        # What we changed ourselves since the question was asked is newer than the answer.
+        paths = {*(f.path for f in news.found), *news.gone}
+        if any(self._touched.get(path, 0) < mine for path in paths):
+            async with self.lane.whole():
+                newer = {path for path in paths if self._touched.get(path, 0) >= mine}
+                found = [f for f in news.found if f.path not in newer]
+                await self._absorb_gently(found, [path for path in news.gone if path not in newer])
+                self._again = newer
+        else:
+            self._again = paths
         self._touched = {path: n for path, n in self._touched.items() if n >= mine}
 
     async def settle(self) -> None:
@@ -227,7 +237,10 @@ class RemoteTree(TreeVolume):
                 began = time.perf_counter()
 
     def _absorb(self, found: Iterable[Found], gone: Iterable[bytes]) -> Iterator[None]:
-        """Make the tree what the remote is at these paths; a step at each ``next``. Hold the lane."""
+        """Make the tree what the remote is at these paths; a step at each ``next``.
+
+        Hold the lane, or the part of the one file.
+        """
         below = sorted(found, key=lambda f: f.path)
         for path in sorted(gone, reverse=True):
             self._take_out(path)
@@ -311,9 +324,11 @@ class RemoteTree(TreeVolume):
             return
         parent = self._ensure_dir(above)
         mode = f.meta.mode if f.meta is not None else stat.S_IFREG | 0o644
-        if node_at is not None and stat.S_IFMT(node_at.mode) != stat.S_IFMT(mode):
+        target = f.meta.target if f.meta is not None else None
+        if node_at is not None and (stat.S_IFMT(node_at.mode) != stat.S_IFMT(mode) or node_at.target != target):
             self._take_out(f.path)
-            node_at = None
+            node_at = self.find(f.path)
+            parent = self._ensure_dir(above)
         known = self._known.get(f.path)
         digest = None if f.data is None else xxhash.xxh3_64_intdigest(f.data)
         self._known[f.path] = Known(f.etag, digest, f.size, f.meta)
@@ -323,7 +338,11 @@ class RemoteTree(TreeVolume):
             node_at = self.tree.nodes[linked]
         if node_at is None:
             node_at = self._make_found(f, parent, name, mode)
-        elif node_at.id not in self._dirty and (digest is None or known is None or known.digest != digest):
+        elif (
+            stat.S_ISREG(mode)
+            and node_at.id not in self._dirty
+            and (digest is None or known is None or known.digest != digest)
+        ):
             self._set_content(node_at, f)
             if node_at.nlink > 1:
                 # One name was written elsewhere; the others have items of their own, which are to follow.

@@ -1,8 +1,9 @@
 """A route that waits for its store: each operation, planned on the tree in memory, done at the remote, then shown.
 
 Owns names and attributes: the remote first, on a worker thread, then commit, apply and publish; contents are
-``remotefiles``'. Invariants: one lane for what changes names or the remote; a plan is made anew after each wait, since
-contents may have been written meanwhile; what fails at the remote has changed nothing here.
+``remotefiles``'. Invariants: the whole lane for what moves names, a part of it for one file's attributes; a plan is
+made anew after each wait, since contents may have been written meanwhile; what fails at the remote has changed nothing
+here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vfsd.core.changes import Change, Put
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import NODE_MASK, Caller, SetAttr
-from vfsd.remote.files import RemoteFiles
+from vfsd.remote.files import DIRECTORIES, RemoteFiles
 from vfsd.remote.known import Known
 from vfsd.remote.reads import of_put
 from vfsd.volume import TreeVolume
@@ -248,8 +249,13 @@ class RemoteVolume(RemoteFiles):
         self._wrote(node)
         return node
 
+    def _part_of(self, ino: int) -> int:
+        """The key of the part of the lane for a node's attributes."""
+        node = self._node(ino)
+        return DIRECTORIES if node.is_dir else node.id
+
     async def _set(self, ino: int, to: SetAttr, caller: Caller) -> Node:
-        async with self._changing():
+        async with self._changing(self._part_of(ino)):
             node, now = self._node(ino), self._clock()
             changes = plans.setattr(node, to, now)
             if self.remote.verifies and not self._is_no_change(node, to):
@@ -297,7 +303,7 @@ class RemoteVolume(RemoteFiles):
     async def _set_xattr(self, ino: int, caller: Caller, planner: Callable[..., list[Change]]) -> None:
         if "xattrs" not in self.remote.keeps:
             raise fail(errno.EOPNOTSUPP)
-        async with self._changing():
+        async with self._changing(self._part_of(ino)):
             node, now = self._node(ino), self._clock()
             changes = planner(node, self.backend.xattrs(node.id), now)
             if node.nlink and node.id not in self._dirty:
