@@ -38,7 +38,8 @@ class Suite(SandboxIntegrationTests):
     def sandbox(cls, world: World) -> Iterator[VfsBackend]:
         location = world.base / f"host-{cls.view}"
         location.mkdir(exist_ok=True)
-        route = f"/=local:{location}" if cls.kind == "local" else f"/={cls.kind}"
+        places = {"local": f":{location}", "store": f":sqlite:{location}.db"}
+        route = f"/={cls.kind}{places.get(cls.kind, '')}"
         mount = world.mount(f"{cls.kind}-{cls.view}", "--route", route)
         cls.point = mount.point
         backend = VfsBackend(socket=mount.socket, view=cls.view, profile="open" if cls.view == "mount" else None)
@@ -102,6 +103,14 @@ class TestLocalRoot(Suite):
 
 class TestLocalMount(Suite):
     kind, view = "local", "mount"
+
+
+class TestStoreRoot(Suite):
+    kind = "store"
+
+
+class TestStoreMount(Suite):
+    kind, view = "store", "mount"
 
 
 del Suite, SandboxIntegrationTests
