@@ -37,7 +37,7 @@ from agenttools.results import (
     ReadResult,
     WriteResult,
 )
-from agenttools.steps import FAILURES, HELLO, Steps, both
+from agenttools.steps import FAILURES, HELLO, Request, Steps, both
 from agenttools.text import (
     EMPTY_OLD,
     MAX_BINARY_BYTES,
@@ -240,7 +240,9 @@ def _edit(
     try:
         tree, _ = yield from locate(path)
         for _ in range(EDIT_TRIES):
-            reply = yield "read", {"path": tree, "offset": 0, "length": PIECE}
+            reply = yield _edit_request(tree, old_string, new_string, replace_all, call_id)
+            if "count" in reply:
+                return EditResult(path, reply["count"])
             if not stat.S_ISREG(reply["mode"]):
                 return EditResult(path, error=f"Error: '{path}' is not a regular file")
             data = reply["data"]
@@ -269,6 +271,17 @@ def _edit(
 
 
 edit, aedit = both(_edit)
+
+
+def _edit_request(tree: bytes, old: str, new: str, replace_all: bool, call_id: str | None) -> Request:
+    """What makes a plain edit at once, and else gives the beginning of the file."""
+    try:
+        texts = {"old": old.encode(), "new": new.encode()}
+    except UnicodeEncodeError:
+        return "read", {"path": tree, "offset": 0, "length": PIECE}
+    if len(texts["old"]) > PIECE or len(texts["new"]) > MAX_PIECE:
+        return "read", {"path": tree, "offset": 0, "length": PIECE}
+    return "edit", {"path": tree, **texts, "all": replace_all, **tags("edit", call_id)}
 
 
 def rest_of(tree: bytes, data: bytes) -> Steps[bytes]:

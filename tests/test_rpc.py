@@ -121,6 +121,38 @@ def test_an_edit_is_compare_and_swap(client: Client) -> None:
     assert errno_of(client.call, "stat", path=b"/none") == "ENOENT"
 
 
+@pytest.mark.parametrize(
+    ("data", "old", "new", "all_", "count", "after"),
+    [
+        (b"a b\n", b"b", b"c", False, 1, b"a c\n"),
+        (b"b b\n", b"b", b"c", True, 2, b"c c\n"),
+        (b"b b\n", b"b", b"b", True, 2, b"b b\n"),
+        (b"b b\n", b"b", b"c", False, None, b"b b\n"),  # more than once
+        (b"a\n", b"b", b"c", False, None, b"a\n"),  # nowhere
+        (b"a\r\n", b"a", b"c", False, None, b"a\r\n"),  # line endings are the tool's business
+        (b"a\n", b"a\r\n", b"c", False, None, b"a\n"),
+        (b"a\0", b"a", b"c", False, None, b"a\0"),  # no text
+        (b"a\xff", b"a", b"c", False, None, b"a\xff"),
+        (b"a\n", b"", b"c", False, None, b"a\n"),
+        (b"a" * (1 << 20) + b"b", b"b", b"c", False, None, b"a" * (1 << 20) + b"b"),  # more than a piece
+    ],
+)
+def test_edit_does_the_plain_case_and_else_reads(
+    client: Client, data: bytes, old: bytes, new: bytes, all_: bool, count: int | None, after: bytes
+) -> None:
+    client.call("write", path=b"/f", data=data)
+    reply = client.call("edit", path=b"/f", old=old, new=new, all=all_)
+    assert reply.get("count") == count
+    if count is None:
+        assert (reply["data"], reply["size"]) == (data[: 1 << 20], len(data))
+    else:
+        assert reply["size"] == len(after)
+    rest = client.call("read", path=b"/f", offset=1 << 20)["data"]
+    assert client.call("read", path=b"/f")["data"] + rest == after
+    assert errno_of(client.call, "edit", path=b"/none", old=b"a", new=b"b") == "ENOENT"
+    assert errno_of(client.call, "edit", path=b"/", old=b"a", new=b"b") == "EISDIR"
+
+
 def test_two_clients_editing_at_once_lose_nothing(server: Server) -> None:
     with Client(server.path) as one:
         one.call("write", path=b"/n", data=b"0")

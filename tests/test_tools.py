@@ -350,12 +350,41 @@ class _Busy:
 
 
 def test_edit_starts_over_and_gives_up_in_the_end(client: Client) -> None:
-    put(client, "/f", "x")
-    assert tools.edit(_Busy(client, 3), "/f", "x", "y").occurrences == 1
-    assert content(client, "/f") == b"y+++"
-    result = tools.edit(_Busy(client, -1), "/f", "y", "z")
+    put(client, "/f", "x\r\n")
+    assert tools.edit(_Busy(client, 3), "/f", "x\n", "y\n").occurrences == 1
+    assert content(client, "/f") == b"y\r\n+++"
+    result = tools.edit(_Busy(client, -1), "/f", "y\n", "z\n")
     assert result.error == "Error: File '/f' kept changing while it was edited; read it and try again."
-    assert content(client, "/f").startswith(b"y++++")
+    assert content(client, "/f").startswith(b"y\r\n++++")
+
+
+class _Counting:
+    """A client that says what was asked."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.hello = client.hello
+        self.asked: list[str] = []
+
+    def call(self, op: str, /, **params: Any) -> dict[str, Any]:
+        self.asked.append(op)
+        return self._client.call(op, **params)
+
+
+def test_one_round_trip_for_each_tool(client: Client) -> None:
+    counting = _Counting(client)
+    assert tools.write(counting, "/d/f", "one two two\n").error is None
+    assert tools.read(counting, "/d/f").content == "one two two\n"
+    assert tools.edit(counting, "/d/f", "one", "1").occurrences == 1
+    assert tools.edit(counting, "/d/f", "two", "2", replace_all=True).occurrences == 2
+    assert tools.edit(counting, "/d/f", "1", "1").occurrences == 1
+    assert "appears multiple times" in (tools.edit(counting, "/d/f", "2", "3").error or "")
+    assert "String not found" in (tools.edit(counting, "/d/f", "3", "4").error or "")
+    assert tools.ls(counting, "/d").error is None
+    assert tools.glob(counting, "*", "/d").error is None
+    assert tools.grep(counting, "2 2", "/d").matches
+    assert tools.delete(counting, "/d/f").error is None
+    assert counting.asked == ["write", "read", *["edit"] * 5, "list", "glob", "grep", "delete"]
 
 
 # ---------------------------------------------------------------------- delete

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agenttools.client import Client
 
 _CHANGES = frozenset({"write", "upload_commit", "delete", "execute_end"})
-"""The operations after which the tree is another one."""
+"""The operations after which the tree is another one; so it is after an ``edit`` that found its text."""
 
 _UNASKED = frozenset({"glob"})
 """Deep Agents' glob tool takes every exception for a failure, that of an interrupt too."""
@@ -52,7 +52,7 @@ class Door:
         except NeedsApproval as exc:
             _ask(exc, op)
             reply = self._client.call(op, **params, approved=True)
-        if self._records and op in _CHANGES:
+        if self._records and (op in _CHANGES or "count" in reply):
             self._record()
         return reply
 
@@ -67,7 +67,7 @@ class Door:
         except NeedsApproval as exc:
             _ask(exc, op)
             reply = await self._client.acall(op, **params, approved=True)
-        if self._records and op in _CHANGES:
+        if self._records and (op in _CHANGES or "count" in reply):
             await asyncio.to_thread(self._record)
         return reply
 

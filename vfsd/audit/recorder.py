@@ -36,8 +36,9 @@ REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.E
 """Failures to observe that are worth a line. All others only say what is there and what not (ENOENT, ENODATA)."""
 
 TOOL_CHANGES = frozenset({
-    "write", "upload_commit", "delete", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "chmod", "chown",
-    "utime", "truncate", "mknod", "setxattr", "removexattr", "pwrite", "ftruncate", "fallocate", "restore", "undo",
+    "write", "edit", "upload_commit", "delete", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "chmod",
+    "chown", "utime", "truncate", "mknod", "setxattr", "removexattr", "pwrite", "ftruncate", "fallocate", "restore",
+    "undo",
 })  # fmt: skip
 """Operations of the tool door whose failure is worth a line, whatever the reason."""
 

@@ -15,6 +15,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from xxhash import xxh3_64_intdigest
+
 from vfsd import search
 from vfsd.core.types import Attr, Caller
 from vfsd.paths import Paths, fail
@@ -216,6 +218,10 @@ async def _write(s: Session, m: Message, data: bytes, caller: Caller) -> Message
     expect = m.get("expect")
     if expect is not None and (type(expect) is not int or not 0 <= expect < 1 << 64):
         raise OSError(errno.EINVAL, "'expect' must be a 64-bit xxh3 hash")
+    return await _write_over(s, m, data, caller, expect)
+
+
+async def _write_over(s: Session, m: Message, data: bytes, caller: Caller, expect: int | None) -> Message:
     await _before(s, m, caller)
     created, attr = await s.paths.write_file(
         want(m, "path", bytes),
@@ -236,6 +242,32 @@ async def write(s: Session, m: Message, caller: Caller) -> Message:
     ``expect``: xxh3_64 of the present content, else ESTALE.
     """
     return await _write(s, m, content_of(m), caller)
+
+
+@op
+async def edit(s: Session, m: Message, caller: Caller) -> Message:
+    """{path, old: bytes, new: bytes, all=false} -> {count, created, size, mtime_ns}, or, undone, the reply of ``read``
+
+    The plain case, in one request: the bytes ``old`` are in a text of at most PIECE bytes, once or ``all`` is true, and
+    nowhere is a carriage return. Whoever asks has to see to the others.
+    """
+    path, old, new = want(m, "path", bytes), want(m, "old", bytes), want(m, "new", bytes)
+    found = await read(s, {"path": path}, caller)
+    data = bytes(found["data"])
+    if not old or found["size"] > len(data) or b"\r" in old or b"\r" in data or not search.is_text(data):
+        return found
+    count = data.count(old)
+    if not count or (count > 1 and not want(m, "all", bool, False)):
+        return found
+    if old == new:
+        return {"count": count, "created": False, "size": found["size"], "mtime_ns": found["mtime_ns"]}
+    try:
+        done = await _write_over(s, m, data.replace(old, new), caller, xxh3_64_intdigest(data))
+    except OSError as exc:
+        if exc.errno != errno.ESTALE:
+            raise
+        return await read(s, {"path": path}, caller)
+    return {"count": count, **done}
 
 
 @op
