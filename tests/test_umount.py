@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_world import World
+
+from vfsd.process import registry
 
 pytestmark = pytest.mark.mount
 
@@ -126,6 +129,26 @@ def test_umount_by_force_of_a_daemon_that_hangs(world: World) -> None:
     assert world.mounts() == []
     world.vfsd("mount", world.mp)
     assert (world.mp / "f").read_text() == "kept"
+
+
+def test_umount_of_a_stopped_daemon_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.vfsd("mount", world.mp)
+    pid = world.status()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    how = f"let it go on with kill -CONT {pid}, or end it with vfsd umount --force default"
+    try:
+        began = time.monotonic()
+        said = world.refused("umount", "default")
+        assert said == f"'default' (pid {pid}) is stopped: {world.mp} is still mounted; {how}"
+        assert time.monotonic() - began < 30  # of the 60 s it is given to write
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(world.run_dir))
+        assert not registry.wait_gone("default", 60, pid)
+        assert time.monotonic() - began < 45
+        row = world.status()
+        assert (row["state"], row["fix"]) == ("stopped", how)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert world.vfsd("umount", "default").stdout == f"unmounted {world.mp}\n"
 
 
 def test_umount_from_inside(world: World) -> None:

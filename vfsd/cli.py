@@ -269,6 +269,8 @@ def _umount(args: argparse.Namespace) -> int:
     path, name, pid = entry["mountpoint"], entry["name"], entry["pid"]
     mount = mountpoint.mount_at(path)
     dev = mount.dev if mount is not None and mount.ours else None
+    if not args.force and registry.stopped(pid):
+        raise Failure(f"{name!r} (pid {pid}) is stopped: {path} is still mounted; {_go_on(entry)}")
     # Typed in a shell that stands in the mount, this very command would keep it busy.
     os.chdir("/")
     if args.force or dev is None:
@@ -288,12 +290,18 @@ def _umount(args: argparse.Namespace) -> int:
     if args.lazy:
         print(f"detached {path}; {name!r} ends when the last program has left")
         return 0
-    if not registry.wait_gone(name, UMOUNT_SECONDS):
+    if not registry.wait_gone(name, UMOUNT_SECONDS, pid):
+        if registry.stopped(pid):
+            raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) is stopped; {_go_on(entry)}")
         users = _holders(path, dev)
         reason = f"these still use it: {users}" if users else "it is still writing"
         raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) has not ended: {reason}")
     print(f"unmounted {path}")
     return 0
+
+
+def _go_on(entry: dict[str, Any]) -> str:
+    return f"let it go on with kill -CONT {entry['pid']}, or end it with vfsd umount --force {entry['name']}"
 
 
 def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:
@@ -391,6 +399,8 @@ def _state(entry: dict[str, Any]) -> dict[str, Any]:
     if not entry["alive"]:
         return row | {"state": "dead", "fix": f"vfsd umount {entry['name']}"}
     row["uptime"] = max(0.0, time.time() - entry["started"])
+    if registry.stopped(entry["pid"]):
+        return row | {"state": "stopped", "fix": _go_on(entry)}
     try:
         reply = ask(entry["socket"], "status", STATUS_SECONDS)
     except OSError as exc:

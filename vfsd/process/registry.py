@@ -57,6 +57,9 @@ def holder(path: Path) -> int | None:
         os.close(fd)
 
 
+STOPPED_SECONDS = 1.0
+"""How long a process must be seen stopped to be called so."""
+
 _FLOCK = "hhqqi4x"
 """struct flock: l_type, l_whence, l_start, l_len, l_pid."""
 
@@ -114,11 +117,27 @@ def entries() -> list[dict[str, Any]]:
     return found
 
 
-def wait_gone(name: str, seconds: float) -> bool:
-    """True when the daemon of mount ``name`` has ended within ``seconds``."""
+def stopped(pid: int) -> bool:
+    """Whether process ``pid`` does not run, by a signal (kill -STOP, ^Z) or a debugger, and stays so for a second."""
+    deadline = time.monotonic() + STOPPED_SECONDS
+    while True:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        if state not in "Tt":
+            return False
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.05)  # a tracer stops it for moments
+
+
+def wait_gone(name: str, seconds: float, pid: int = 0) -> bool:
+    """True when the daemon of mount ``name`` has ended within ``seconds``. False at once when ``pid``, if given, is
+    stopped."""
     deadline = time.monotonic() + seconds
     while holder(lock_path(name)) is not None:
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= deadline or (pid and stopped(pid)):
             return False
         time.sleep(0.01)
     return True
