@@ -324,6 +324,34 @@ def test_numbers_go_on_after_a_restart(state: Watched) -> None:
     assert [r["seq"] for r in state.records()] == [1, 2]
 
 
+def test_a_full_disk_is_logged_when_it_begins_and_when_it_ends(
+    state: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not each time: a short line may find room again and again where no other does."""
+    write = os.write
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        if len(data) > 120 and data.startswith(b'{"seq"'):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr("vfsd.audit.log.os.write", nearly_full)
+    for i in range(50):
+        make(state.vfs, b"%d" % i)
+        with pytest.raises(FileExistsError):
+            make(state.vfs, b"%d" % i)
+        if i % 10 == 0:
+            state.audit.maintain()
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("vfsd.audit")]
+    assert said == ["the audit log can't be written: No space left on device"]
+    monkeypatch.undo()
+    for _ in range(3):
+        make(state.vfs, b"after%d" % _)
+        state.audit.maintain()
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("vfsd.audit")]
+    assert said[1:] == ["the audit log can be written again; 150 lines are missing"]
+
+
 def test_a_full_disk_stops_no_one_and_is_told_of(state: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -6,6 +6,7 @@ kept, nor doors.
 
 Invariants: an exit is told of once; a line is in the kernel's hands before the door answers; nothing here makes an
 operation fail or wait: a line that can't be written is counted, and the count is written when that is possible again.
+The daemon's own log has it once, when it begins, and once when it has ended for good.
 No contents: a line has names, numbers and the command line of who did it.
 """
 
@@ -77,6 +78,8 @@ class Audit:
         self._second = 0
         self._second_text = b""
         self._lost = 0
+        self._missing, self._still = 0, False
+        """Lines lost since the log could be written last, and whether any was since the last ``maintain``."""
 
     # -- what the funnels tell
 
@@ -172,9 +175,14 @@ class Audit:
             self._append(line)
         except OSError as exc:
             self._lost += 1
-            if self._lost == 1:
-                log.error("the audit log can't be written: %s", exc.strerror)
+            self._miss(exc)
         return line
+
+    def _miss(self, error: OSError) -> None:
+        if not self._missing:
+            log.error("the audit log can't be written: %s", error.strerror)
+        self._missing += 1
+        self._still = True
 
     def _tell_lost(self) -> None:
         """That there was no room for lines, as soon as there is."""
@@ -197,7 +205,7 @@ class Audit:
         try:
             self.errors.append(line)
         except OSError as exc:
-            log.error("the audit log of errors can't be written: %s", exc.strerror)
+            self._miss(exc)
 
     def _ask(self, caller: Caller, now: int) -> _Actor:
         """The end of a line: who it was."""
@@ -232,6 +240,10 @@ class Audit:
 
     def maintain(self) -> None:
         """Drop what is too old; OSError."""
+        if self._missing and not self._still:
+            log.warning("the audit log can be written again; %d lines are missing", self._missing)
+            self._missing = 0
+        self._still = False
         self.log.maintain()
         self.errors.maintain()
 
