@@ -126,8 +126,8 @@ def root_view(
     home = _home(mountpoint, "")
     _make_temporary(mountpoint)
     wanted = [*toolchain(os.environ.get("PATH", ""), os.environ.get("VIRTUAL_ENV", ""), mountpoint), mountpoint]
-    # Every time, not once: a daemon that was restarted has forgotten them.
-    _ask_for_stubs(client, [os.fsencode(path) for path in wanted])
+    # Every time, not once: a daemon that was restarted has forgotten them, and rules may have come into force.
+    binds = _ask_for_stubs(client, [os.fsencode(path) for path in wanted])
     argv = [bwrap, *(confine.namespaces(confinement) if confinement else ()), "--bind", mountpoint, "/"]
     shown = [f"/{name}" for name in SYSTEM if _is_dir(f"/{name}", follow=False)]
     shown = [path for path in shown if _is_dir(mountpoint + path, follow=False)]
@@ -141,6 +141,7 @@ def root_view(
     bound = [path for path in wanted if _is_dir(mountpoint + path)]
     for path in bound:
         argv += ["--bind" if path == mountpoint else "--ro-bind", path, path]
+    argv += _native(binds, bound)
     if confinement:
         toolchains = [path for path in bound if path != mountpoint]
         argv += confine.masks(shown, toolchains, _private(client), mountpoint if mountpoint in bound else "")
@@ -154,6 +155,22 @@ def root_view(
     if not _under(environ.get("VIRTUAL_ENV", ""), bound):
         environ.pop("VIRTUAL_ENV", None)
     return Launch("root", mountpoint, tuple(argv), _finish(environ, env, call), None, "", confinement)
+
+
+def _native(binds: Sequence[Mapping[str, Any]], bound: Sequence[str]) -> list[str]:
+    """The host directories that the daemon lets stand for routes, as far as they are the same ones here.
+
+    Not one that has what is bound already in it, or around it: that would be covered, or made in the host's directory.
+    """
+    argv: list[str] = []
+    for bind in binds:
+        path, location = os.fsdecode(bind["path"]), os.fsdecode(bind["location"])
+        with contextlib.suppress(OSError):
+            here = os.stat(location)
+            same = (here.st_dev, here.st_ino) == (bind["dev"], bind["ino"])
+            if same and not _under(path, bound) and not any(_under(other, [path]) for other in bound):
+                argv += ["--bind", location, path]
+    return argv
 
 
 def _kernel_files(present: Sequence[str]) -> list[str]:
@@ -266,15 +283,18 @@ def _name_service(directory: bool) -> tuple[str, ...]:
     return (path,) if file.startswith("/run/") and os.path.exists(path) else ()
 
 
-def _ask_for_stubs(client: TreeClient, paths: list[bytes]) -> None:
+def _ask_for_stubs(client: TreeClient, paths: list[bytes]) -> Sequence[Mapping[str, Any]]:
+    """Have them made; what may stand in the place of routes (``binds``)."""
+    binds: Sequence[Mapping[str, Any]] = ()
     try:
-        client.call("stub", paths=paths)
+        binds = client.call("stub", paths=paths).get("binds", ())
     except ConnectionError:
         raise
     except OSError:  # one cannot be made (a file is in the way, say): that is no reason to have none of the others
         for path in paths:
             with contextlib.suppress(OSError):
-                client.call("stub", paths=[path])
+                binds = client.call("stub", paths=[path]).get("binds", ())
+    return binds
 
 
 def _environment(path: str, home: str, temporary: str) -> dict[str, str]:

@@ -204,6 +204,8 @@ def _mount(args: argparse.Namespace) -> int:
         for route in entry["routes"]:
             if "problem" in route:
                 _say(f"route {route['prefix']} ({route['kind']} {route['location']}) does not work: {route['problem']}")
+            if "notice" in route:
+                _say(f"route {route['prefix']} ({route['kind']} {route['location']}) is {route['notice']}")
         print(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
     return 0
 
@@ -384,6 +386,8 @@ def _status(args: argparse.Namespace) -> int:
             print(f"  {route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
             if "problem" in route:
                 print(f"    does not work: {route['problem']}")
+            if "notice" in route:
+                print(f"    {route['notice']}")
         if row["counters"]:
             print("  " + ", ".join(f"{key} {value}" for key, value in row["counters"].items()))
     if not found and args.name is not None:

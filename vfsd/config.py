@@ -45,7 +45,8 @@ class RouteSpec:
     """``prefix`` begins and ends with ``/``; ``location`` is an absolute host path, or None where there is none.
 
     ``uri`` is the place of a store, blob or backend route that is no directory. ``namespace`` is a store's template,
-    ``values`` what its ``{names}`` stand for. ``home`` is where the modules of factories are looked for.
+    ``values`` what its ``{names}`` stand for. ``home`` is where the modules of factories are looked for. ``native``: a
+    command may have a local route's directory itself, where nothing that it does there is to be seen.
     """
 
     prefix: str
@@ -55,6 +56,7 @@ class RouteSpec:
     namespace: tuple[str, ...] = ()
     values: tuple[tuple[str, str], ...] = ()
     home: Path | None = None
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,14 @@ class CheckpointPolicy:
 class AuditPolicy:
     """Whether changes and refusals are recorded, and how much is kept: ``max_bytes``, and ``max_age`` in seconds.
 
-    ``reads``: what only looks is recorded too.
+    ``reads``: what only looks is recorded too. ``asked``: it is on because the configuration says so.
     """
 
     enabled: bool = True
     max_bytes: int = 64 << 20
     max_age: int = 30 * 86400
     reads: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ _SCALARS: dict[str, type] = {
     "allow_other": bool,
     "log_level": str,
 }
-_ROUTE_KEYS = ("kind", "location", "factory", "namespace", "set")
+_ROUTE_KEYS = ("kind", "location", "factory", "namespace", "set", "native")
 _POLICIES: dict[str, dict[str, type]] = {
     "checkpoints": {"every_calls": int, "every_execute": bool, "keep": int},
     "audit": {"enabled": bool, "max_bytes": int, "max_age": int, "reads": bool},
@@ -308,6 +311,10 @@ def load(path: Path) -> Config:
             place = body.get("location", f"factory:{body['factory']}" if "factory" in body else None)
             home = path.absolute().parent
             spec = _route(prefix, body["kind"], place, home, body.get("namespace", ()), body.get("set"))
+            if body.get("native"):
+                if spec.kind != "local":
+                    raise ConfigError(f"route {spec.prefix}: only a local route can be native")
+                spec = replace(spec, native=True)
             if spec.prefix in routes:
                 raise ConfigError(f"route {spec.prefix!r} is there twice")
         except ConfigError as exc:
@@ -325,14 +332,17 @@ def _not_of_kind(key: str, value: Any) -> str | None:
     if key == "set":
         good = isinstance(value, dict) and all(isinstance(part, str) for part in value.values())
         return None if good else "a table of strings"
+    if key == "native":
+        return None if isinstance(value, bool) else "true or false"
     return None if isinstance(value, str) else "a string"
 
 
 def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[str, Any]:
     """The tables that hold settings of one matter each, as fields of Config."""
+    audit = _settings("audit", table, wrong)
     return {
         "checkpoints": CheckpointPolicy(**_settings("checkpoints", table, wrong)),
-        "audit": AuditPolicy(**_settings("audit", table, wrong)),
+        "audit": AuditPolicy(**audit, asked=bool(audit.get("enabled") or audit.get("reads"))),
         "rules": RulesSpec(**_settings("rules_options", table, wrong)),
         "execute": executeconfig.read(table.get("execute", {}), wrong),
     }

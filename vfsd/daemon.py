@@ -41,6 +41,7 @@ from vfsd.doors import engines, rpc, rpcroutes
 from vfsd.doors.fuse import FuseDoor
 from vfsd.feed import Feed
 from vfsd.liveroutes import LiveRoutes
+from vfsd.nativeroutes import NativeRoutes
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
 from vfsd.process import mountpoint as mounts
@@ -75,6 +76,7 @@ class Daemon:
         self.checkpoints: Checkpoints
         self.audit: Audit | None = None
         self.rulebook: Rulebook
+        self.natives: NativeRoutes
         self._engine: engines.Engine | None = None
         self._serving = trio.CancelScope()
         self._leave = trio.Event()
@@ -139,6 +141,7 @@ class Daemon:
             self.rulebook = Rulebook(vfs, self.config.rules, self._reread)
         except ValueError as exc:
             raise VolumeError(str(exc)) from None
+        self.natives = NativeRoutes(self.config, table, self.rulebook, self._own_files)
         return vfs
 
     def _reread(self) -> RulesSpec:
@@ -218,6 +221,7 @@ class Daemon:
             version=__version__,
             checkpoints=self.checkpoints,
             rules=self.rulebook,
+            binds=self.natives.binds,
         )
         live = LiveRoutes(config, vfs.table, vfs.feed, self._volume)
         live.changed = lambda: registry.record(self.entry(vfs))
@@ -248,9 +252,13 @@ class Daemon:
 
     def _private(self) -> list[Path]:
         """The daemon's own files, which no command has to do with, should one lie in a directory that it is shown."""
-        stored = [r.location for r in self.config.routes if r.kind != "local" and r.location is not None]
         source = [] if self.config.source is None else [self.config.source]
-        return [state_home(), Path(self._socket).parent, *stored, *source]
+        return [*self._own_files(), *source]
+
+    def _own_files(self) -> list[Path]:
+        """Those that it alone has to do with."""
+        stored = [r.location for r in self.config.routes if r.kind != "local" and r.location is not None]
+        return [state_home(), Path(self._socket).parent, *stored]
 
     @property
     def _socket(self) -> str:
@@ -268,7 +276,9 @@ class Daemon:
             "thread": self.config.thread,
             "engine": self._engine.name,
             "routes": [
-                {"prefix": os.fsdecode(r.prefix), "kind": r.kind, "location": r.location or None} | _problem(r.volume)
+                {"prefix": os.fsdecode(r.prefix), "kind": r.kind, "location": r.location or None}
+                | _problem(r.volume)
+                | self.natives.told(r)
                 for r in vfs.table.routes
             ],
             "started": self.started,

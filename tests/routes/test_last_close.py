@@ -35,12 +35,11 @@ def test_a_refused_last_close_leaves_what_the_next_writer_has_written(tmp_path: 
         volume.write(ino, first, 0, b"refused", ME)
         with pytest.raises(OSError):
             await volume.flush(ino, first, ME)
-        async with trio.open_nursery() as nursery:
-            async with volume.lane.whole():
-                nursery.start_soon(volume.release, ino, first)
-                await trio.testing.wait_all_tasks_blocked()
-                second = volume.open(ino, WRITE, ME)
-                volume.write(ino, second, 0, b"next", ME)
+        async with trio.open_nursery() as nursery, volume.lane.whole():
+            nursery.start_soon(volume.release, ino, first)
+            await trio.testing.wait_all_tasks_blocked()
+            second = volume.open(ino, WRITE, ME)
+            volume.write(ino, second, 0, b"next", ME)
         broken = False
         flushed = volume.flush(ino, second, ME)
         assert flushed is not None

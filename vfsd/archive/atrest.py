@@ -71,6 +71,7 @@ class _Host:
         self.rules: Rulebook | None = None
         self.status: Callable[[], dict[str, Any]] = dict
         self.shutdown: Callable[[], object] = dict
+        self.binds: Callable[[], list[dict[str, Any]]] = list
 
 
 class _AtRest:

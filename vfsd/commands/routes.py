@@ -68,6 +68,8 @@ def _list(args: argparse.Namespace) -> int:
             print(f"{route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
             if "problem" in route:
                 print(f"  does not work: {route['problem']}")
+            if "notice" in route:
+                print(f"  {route['notice']}")
     return 0
 
 

@@ -90,7 +90,8 @@ class RpcDoor:
     """Serves one mount.
 
     ``hello``: what is told of the mount besides the protocol's own fields, read anew at each hello. ``status``: the
-    reply to ``status``, without ``connections``. ``shutdown``: begins a clean unmount and returns at once.
+    reply to ``status``, without ``connections``. ``shutdown``: begins a clean unmount and returns at once. ``binds``:
+    the host directories that commands may have over routes, for ``stub``.
     ``allow_uids``: who may connect besides root and the daemon's own user.
     """
 
@@ -104,11 +105,13 @@ class RpcDoor:
         version: str = "",
         checkpoints: Checkpoints | None = None,
         rules: Rulebook | None = None,
+        binds: Callable[[], list[Message]] = list,
         allow_uids: Collection[int] = (),
     ) -> None:
         self.vfs = vfs
         self.checkpoints = checkpoints
         self.rules = rules
+        self.binds = binds
         self.paths = Paths(vfs)
         self.status = status
         self.shutdown = shutdown

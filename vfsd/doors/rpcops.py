@@ -50,6 +50,7 @@ class Host(Protocol):
     rules: Rulebook | None
     status: Callable[[], dict[str, Any]]
     shutdown: Callable[[], object]
+    binds: Callable[[], list[Message]]
 
 
 class Handle(NamedTuple):
@@ -351,13 +352,14 @@ async def sync(s: Session, m: Message, caller: Caller) -> Message:
 
 @op
 async def stub(s: Session, m: Message, caller: Caller) -> Message:
-    """{paths: [bytes]} -> {}: hidden places to bind host directories on, for ``execute``"""
+    """{paths: [bytes]} -> {binds: [{path, location, dev, ino}]}: hidden places to bind host directories on, for
+    ``execute``; and the host directories that may stand in the place of routes"""
     paths = want(m, "paths", list)
     if not all(type(path) is bytes for path in paths):
         raise OSError(errno.EINVAL, "'stub' needs 'paths' as a list of bin")
     for path in paths:
         s.vfs.add_stub(path)
-    return {}
+    return {"binds": s.host.binds()}
 
 
 @op
