@@ -431,3 +431,70 @@ def test_open_checks_what_it_is_asked_for(owned: Paths, flags: int, code: str | 
     else:
         assert errno_of(owned.open(b"/home/alice/file", flags, 0, group)) == code
     assert content(owned, b"/home/alice/file") == b"hers"
+
+
+# ---------------------------------------------------------------------- a host that renames meanwhile
+
+
+def swap_after_lookup(vfs: Vfs, host: Path, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+    """Each of the first ``times`` that ``d`` is looked up, the host puts another directory in its place right after."""
+    lookup, left = vfs.lookup, times
+
+    async def swapped(parent: int, name: bytes, caller: Caller) -> Any:
+        nonlocal left
+        found = await lookup(parent, name, caller)
+        if name == b"d" and left:
+            left -= 1
+            (host / "d").rename(host / f"old{left}")
+            (host / "d").mkdir()
+            (host / "d/f").write_bytes(b"new")
+        return found
+
+    monkeypatch.setattr(vfs, "lookup", swapped)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    (tmp_path / "volume/d").mkdir(parents=True)
+    (tmp_path / "volume/d/f").write_bytes(b"old")
+    return tmp_path / "volume"
+
+
+OPERATIONS = {
+    "read": lambda paths: paths.read_file(b"/d/f", 0, 9, ROOT),
+    "stat": lambda paths: paths.resolve(b"/d/f", ROOT),
+    "list": lambda paths: paths.list_dir(b"/d", ROOT),
+    "write": lambda paths: paths.write_file(b"/d/f", b"written", ROOT),
+    "write new": lambda paths: paths.write_file(b"/d/g", b"written", ROOT),
+    "open": lambda paths: paths.open(b"/d/f", os.O_RDONLY, 0, ROOT),
+    "delete": lambda paths: paths.delete(b"/d/f", ROOT),
+    "makedirs": lambda paths: paths.makedirs(b"/d/x/y", ROOT),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_directory_that_the_host_replaces_meanwhile(name: str, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path is walked again, once, as the kernel does for programs."""
+    vfs = open_vfs({"/": ("local", host)})
+    try:
+        swap_after_lookup(vfs, host, monkeypatch)
+        done(OPERATIONS[name](Paths(vfs)))
+        assert (host / "old0/f").read_bytes() == b"old"
+        assert sorted(os.listdir(host / "old0")) == ["f"]
+        expected = {"write": b"written", "delete": None}.get(name, b"new")
+        there = host / "d/f"
+        assert (there.read_bytes() if there.exists() else None) == expected
+    finally:
+        close_vfs(vfs)
+
+
+def test_a_directory_that_the_host_replaces_all_the_time(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vfs = open_vfs({"/": ("local", host)})
+    try:
+        swap_after_lookup(vfs, host, monkeypatch, times=99)
+        assert errno_of(Paths(vfs).read_file(b"/d/f", 0, 9, ROOT)) == "ESTALE"
+        with pytest.raises(OSError, match="Stale"):
+            done(Paths(vfs).write_file(b"/d/f", b"x", ROOT, expect=xxhash.xxh3_64_intdigest(b"old")))
+        assert (host / "d/f").read_bytes() == b"new"
+    finally:
+        close_vfs(vfs)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import time
-from collections.abc import Coroutine
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import trio
 
@@ -29,6 +30,29 @@ _SYMLINKS_MAX = 40
 """Symlinks followed in one walk before ELOOP (Linux MAXSYMLINKS)."""
 
 _SLICE_S = 0.003
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def again_if_stale(
+    operation: Callable[_P, Coroutine[Any, Any, _T]],
+) -> Callable[_P, Coroutine[Any, Any, _T]]:
+    """An operation on a path, done once more when what a name on the way led to was gone by the time it was used, as
+    the kernel does for who comes by the mount (linux/namei.h retry_estale). Nothing was changed by then."""
+
+    @functools.wraps(operation)
+    async def twice(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return await operation(*args, **kwargs)
+        except OSError as exc:
+            # With ``expect`` it says that the content is another, which a second look would not change.
+            if exc.errno != errno.ESTALE or kwargs.get("expect") is not None:
+                raise
+        return await operation(*args, **kwargs)
+
+    return twice
 
 
 class Entry(NamedTuple):
@@ -90,6 +114,7 @@ class Paths:
     def __init__(self, vfs: Vfs) -> None:
         self.vfs = vfs
 
+    @again_if_stale
     async def walk(self, path: bytes, caller: Caller, *, follow: bool = True, make: int | None = None) -> Place:
         """Follow ``path`` from the root; relative paths start there too.
 
@@ -181,6 +206,7 @@ class Paths:
         need_removal(caller, place.parent, place.attr)
         return place, place.attr
 
+    @again_if_stale
     async def read_file(self, path: bytes, offset: int, length: int, caller: Caller) -> tuple[Attr, bytes | memoryview]:
         """Up to ``length`` bytes of a regular file from ``offset``, and its attributes; EISDIR, EINVAL, EACCES."""
         attr = (await self.walk(path, caller)).attr
@@ -192,6 +218,7 @@ class Paths:
             need(caller, attr, READ)
         return attr, await self.vfs.read(attr.ino, 0, offset, length, caller)
 
+    @again_if_stale
     async def write_file(
         self,
         path: bytes,
@@ -255,6 +282,7 @@ class Paths:
         except FileExistsError:
             return await self.vfs.lookup(parent.ino, name, caller)
 
+    @again_if_stale
     async def list_dir(self, path: bytes, caller: Caller) -> list[Entry]:
         """Everything in directory ``path``, in byte order of the names; ENOTDIR, EACCES."""
         attr = await self.resolve(path, caller)
@@ -264,6 +292,7 @@ class Paths:
         found = await self.vfs.children(attr.ino, caller)
         return sorted([Entry(name, attr.mode, attr.size, attr.mtime_ns) for name, attr in found])
 
+    @again_if_stale
     async def delete(self, path: bytes, caller: Caller, *, recursive: bool = True) -> None:
         """Remove a file, a symlink (never its target) or a directory with all in it.
 
@@ -328,6 +357,7 @@ class Paths:
                 return True
         return False
 
+    @again_if_stale
     async def open(self, path: bytes, flags: int, perm: int, caller: Caller) -> tuple[Attr, int]:
         """open(2) for a regular file: its attributes and the handle to release. Errnos as in POSIX; ENXIO for others.
 

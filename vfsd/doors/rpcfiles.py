@@ -24,7 +24,7 @@ from vfsd.doors.rpcops import (
     release,
     want,
 )
-from vfsd.paths import READ, SEARCH, WRITE, fail, need, need_owner, need_removal
+from vfsd.paths import READ, SEARCH, WRITE, again_if_stale, fail, need, need_owner, need_removal
 
 MAX_HANDLES = 1024
 """Files one connection may have open (EMFILE)."""
@@ -33,6 +33,7 @@ MAX_HANDLES = 1024
 
 
 @op
+@again_if_stale
 async def mkdir(s: Session, m: Message, caller: Caller) -> Message:
     """{path, perm=0o755, parents=false} -> {attr}; with ``parents`` a directory that is there is fine"""
     path, perm = want(m, "path", bytes), perm_of(m, "perm", 0o755)
@@ -43,6 +44,7 @@ async def mkdir(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def mknod(s: Session, m: Message, caller: Caller) -> Message:
     """{path, mode=S_IFREG|0o644, rdev=0} -> {attr}"""
     place = await s.paths.place_for(want(m, "path", bytes), caller)
@@ -55,6 +57,7 @@ async def mknod(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def rmdir(s: Session, m: Message, caller: Caller) -> Message:
     """{path} -> {}"""
     place, _ = await s.paths.place_of(want(m, "path", bytes), caller)
@@ -63,6 +66,7 @@ async def rmdir(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def unlink(s: Session, m: Message, caller: Caller) -> Message:
     """{path} -> {}"""
     place, _ = await s.paths.place_of(want(m, "path", bytes), caller)
@@ -71,6 +75,7 @@ async def unlink(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def rename(s: Session, m: Message, caller: Caller) -> Message:
     """{old, new, flags=0} -> {}; flags of renameat2: RENAME_NOREPLACE 1, RENAME_EXCHANGE 2"""
     source, moved = await s.paths.place_of(want(m, "old", bytes), caller)
@@ -93,6 +98,7 @@ async def rename(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def link(s: Session, m: Message, caller: Caller) -> Message:
     """{old, new} -> {attr}: ``new`` is one more name of ``old``, itself if a symlink"""
     attr = await s.paths.resolve(want(m, "old", bytes), caller, False)
@@ -101,6 +107,7 @@ async def link(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def symlink(s: Session, m: Message, caller: Caller) -> Message:
     """{target, path} -> {attr}"""
     place = await s.paths.place_for(want(m, "path", bytes), caller)
@@ -108,6 +115,7 @@ async def symlink(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def readlink(s: Session, m: Message, caller: Caller) -> Message:
     """{path} -> {target}"""
     attr = await s.paths.resolve(want(m, "path", bytes), caller, False)
@@ -115,6 +123,7 @@ async def readlink(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def chmod(s: Session, m: Message, caller: Caller) -> Message:
     """{path, perm, follow=true} -> {attr}"""
     attr = await s.paths.resolve(want(m, "path", bytes), caller, want(m, "follow", bool, True))
@@ -127,6 +136,7 @@ async def chmod(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def chown(s: Session, m: Message, caller: Caller) -> Message:
     """{path, uid=-1, gid=-1, follow=true} -> {attr}; -1 leaves one as it is"""
     attr = await s.paths.resolve(want(m, "path", bytes), caller, want(m, "follow", bool, True))
@@ -144,6 +154,7 @@ async def chown(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def utime(s: Session, m: Message, caller: Caller) -> Message:
     """{path, atime_ns?, mtime_ns?, follow=true} -> {attr}"""
     attr = await s.paths.resolve(want(m, "path", bytes), caller, want(m, "follow", bool, True))
@@ -155,6 +166,7 @@ async def utime(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def truncate(s: Session, m: Message, caller: Caller) -> Message:
     """{path, size} -> {attr}"""
     attr = await s.paths.resolve(want(m, "path", bytes), caller)
@@ -179,6 +191,7 @@ async def _xattr_of(s: Session, m: Message, caller: Caller, bits: int) -> tuple[
 
 
 @op
+@again_if_stale
 async def getxattr(s: Session, m: Message, caller: Caller) -> Message:
     """{path, name, follow=true} -> {value}"""
     attr, name = await _xattr_of(s, m, caller, READ)
@@ -186,6 +199,7 @@ async def getxattr(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def setxattr(s: Session, m: Message, caller: Caller) -> Message:
     """{path, name, value, flags=0, follow=true} -> {}; flags: XATTR_CREATE 1, XATTR_REPLACE 2"""
     attr, name = await _xattr_of(s, m, caller, WRITE)
@@ -194,6 +208,7 @@ async def setxattr(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def removexattr(s: Session, m: Message, caller: Caller) -> Message:
     """{path, name, follow=true} -> {}"""
     attr, name = await _xattr_of(s, m, caller, WRITE)
@@ -202,6 +217,7 @@ async def removexattr(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def listxattr(s: Session, m: Message, caller: Caller) -> Message:
     """{path, follow=true} -> {names}"""
     attr = await s.paths.resolve(want(m, "path", bytes), caller, want(m, "follow", bool, True))
@@ -209,6 +225,7 @@ async def listxattr(s: Session, m: Message, caller: Caller) -> Message:
 
 
 @op
+@again_if_stale
 async def statfs(s: Session, m: Message, caller: Caller) -> Message:
     """{path=b"/"} -> the fields of core.types.StatFs"""
     attr = await s.paths.resolve(want(m, "path", bytes, b"/"), caller)
