@@ -45,7 +45,7 @@ from vfsd.nativeroutes import NativeRoutes
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
 from vfsd.process import mountpoint as mounts
-from vfsd.process import registry
+from vfsd.process import places, registry
 from vfsd.process.supervisor import Supervisor
 from vfsd.remote.choose import open_remote, place_of
 from vfsd.routes import Route, RouteTable
@@ -178,6 +178,10 @@ class Daemon:
 
     def _volume(self, spec: RouteSpec, base: int, feed: Feed) -> Any:
         read_only = self.config.read_only
+        try:
+            places.remember(spec)
+        except OSError as exc:
+            log.warning("%s: %s; vfsd gc --blobs will not look into %s", places.list_file(), exc.strerror, spec.prefix)
         if spec.kind == "local":
             assert spec.location is not None
             try:

@@ -19,7 +19,9 @@ from pathlib import Path
 from vfsd.backends.remote import ABSENT, Expect, Found, Meta, Moved, News, Source, fail
 from vfsd.core.types import FILE_MAX, StatFs
 
-_NAME = re.compile(rb"/[0-9a-f]{64}")
+NAME = re.compile(rb"/[0-9a-f]{64}")
+"""The path of a blob."""
+
 _FRESH_NS = 100_000_000
 """A directory changed this recently may change again within the same tick of its file system's clock."""
 
@@ -34,7 +36,7 @@ class BlobRemote:
     lazy = False
     ranges = True
     verifies = True
-    keeps: frozenset[str] = frozenset()
+    keeps = frozenset[str]()
     poll_seconds = 0.5
     cache_seconds = 86400.0
     max_size = FILE_MAX
@@ -44,7 +46,7 @@ class BlobRemote:
         self.owner = owner
 
     def check(self, path: bytes) -> None:
-        if not _NAME.fullmatch(path):
+        if not NAME.fullmatch(path):
             raise fail(errno.EINVAL, "a blob's name is the sha256 of its content, in 64 hex digits")
 
     def found(self, path: bytes, size: int, mtime_ns: int) -> Found:
@@ -64,6 +66,8 @@ class BlobRemote:
 
 class BlobDirectory(BlobRemote):
     """Blobs in directory ``location``."""
+
+    keeps = frozenset(("times",))
 
     def __init__(self, location: str, owner: tuple[int, int]) -> None:
         super().__init__(location, owner)
@@ -93,7 +97,7 @@ class BlobDirectory(BlobRemote):
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 path = b"/" + os.fsencode(entry.name)
-                if _NAME.fullmatch(path) and entry.is_file(follow_symlinks=False):
+                if NAME.fullmatch(path) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
                         st = entry.stat(follow_symlinks=False)
                         found.append(self.found(path, st.st_size, st.st_mtime_ns))
@@ -146,6 +150,14 @@ class BlobDirectory(BlobRemote):
             os.close(fd)
         self._sync_directory()
         return None
+
+    def keep(self, metas: Sequence[tuple[bytes, Meta]]) -> None:
+        """Times alone, and only later ones: who collects unused blobs goes by them."""
+        for path, meta in metas:
+            with contextlib.suppress(FileNotFoundError):
+                at = self._at(path)
+                if meta.mtime_ns > os.lstat(at).st_mtime_ns:
+                    os.utime(at, ns=(meta.atime_ns, meta.mtime_ns))
 
     def remove(self, paths: Sequence[bytes]) -> None:
         for path in paths:

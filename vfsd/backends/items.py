@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import datetime
+import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vfsd.backends.remote import Meta, RemoteError, check_path
@@ -209,6 +211,14 @@ def joined(value: Value, record: object, owner: tuple[int, int], updated_at: obj
     if record.get("for") != modified:
         meta = meta._replace(mtime_ns=mtime, ctime_ns=max(mtime, meta.ctime_ns))
     return meta
+
+
+def texts_of(value: Mapping[str, Any]) -> Iterator[bytes]:
+    """All that an item says, whoever's it is: its value as JSON text, and what of it is encoded, decoded."""
+    yield json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+    if value.get("encoding") == "base64":
+        with contextlib.suppress(RemoteError):
+            yield content_of(value)
 
 
 def _text(data: bytes) -> str:

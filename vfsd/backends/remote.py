@@ -116,9 +116,9 @@ class Remote(Protocol):
     """One place. Besides the methods it says what it is:
 
     ``lazy``: ``scan`` lists one directory, not all. ``ranges``: ``read`` gives a part of a content. ``verifies``: the
-    path says what the content must be. ``keeps``: which of modes, links, symlinks, special, xattrs and dirs outlive
-    the daemon. ``poll_seconds``: how often to ask for news. ``cache_seconds``: how long the kernel may believe what it
-    was told. ``max_size``: bytes in one content.
+    path says what the content must be. ``keeps``: which of modes, times (where there are no modes), links, symlinks,
+    special, xattrs and dirs outlive the daemon. ``poll_seconds``: how often to ask for news. ``cache_seconds``: how
+    long the kernel may believe what it was told. ``max_size``: bytes in one content.
     """
 
     kind: str

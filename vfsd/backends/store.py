@@ -327,6 +327,15 @@ class StoreRemote:
         for start in range(0, len(ops), PAGE // 2):
             self._batch(ops[start : start + PAGE // 2])
 
+    def everything(self) -> Iterator[bytes]:
+        """What all items of the store say, of all namespaces; on a connection of its own, without ``open``."""
+        self._store = self._connect()
+        offset = 0
+        while page := self._store.search((), limit=PAGE, offset=offset, refresh_ttl=False):
+            for item in page:
+                yield from items.texts_of(item.value)
+            offset += len(page)
+
     # -- what others did
 
     def poll(self, known: Mapping[bytes, Hashable], again: Collection[bytes]) -> News | None:

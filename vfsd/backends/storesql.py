@@ -172,7 +172,16 @@ class SqlRemote(StoreRemote):
             self._stamps |= stamps
             self._records.update(fresh)
 
+    def everything(self) -> Iterator[bytes]:
+        self._store = self._connect()
+        for row in self._each("SELECT value FROM store"):
+            yield from items.texts_of(json.loads(row[0]) if isinstance(row[0], (str, bytes)) else row[0])
+
     # -- what each engine does its own way; ``db`` is in a transaction
+
+    def _each(self, query: str) -> Iterator[Any]:
+        """The rows of a query that may give many."""
+        raise NotImplementedError
 
     def _transaction(self) -> contextlib.AbstractContextManager[Any]:
         raise NotImplementedError
@@ -236,6 +245,9 @@ class SqliteRemote(SqlRemote):
     def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._one_at_a_time:
             return list(self._store.execute(query, parameters))
+
+    def _each(self, query: str) -> Iterator[Any]:
+        yield from self._store.execute(query)
 
     def _rows(self, prefix: str, keys: Sequence[str] | None = None) -> list[Row]:
         query, values = "SELECT key, value, updated_at FROM store WHERE prefix = ?", [prefix]
@@ -316,6 +328,19 @@ class PostgresRemote(SqlRemote):
     def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._store.connection() as connection:
             return list(connection.execute(query, parameters).fetchall())
+
+    def _each(self, query: str) -> Iterator[Any]:
+        with self._store.connection() as connection, connection.transaction(), connection.cursor("vfsd") as rows:
+            yield from rows.execute(query)
+
+    def everything(self) -> Iterator[bytes]:
+        yield from super().everything()
+        # What an agent's conversation says, where LangGraph keeps it in the same database.
+        for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+            if self._read("SELECT to_regclass(%s) IS NOT NULL", [table])[0][0]:
+                for row in self._each(f"SELECT * FROM {table}"):
+                    for value in row:
+                        yield value if isinstance(value, bytes) else str(value).encode(errors="replace")
 
     def _rows(self, prefix: str, keys: Sequence[str] | None = None) -> list[Row]:
         query, values = "SELECT key, value, updated_at FROM store WHERE prefix = %s", list[Any]([prefix])

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vfsd.commands import blobs
 from vfsd.commands.parsing import add_name, add_thread, command
 from vfsd.process.control import Failure, connect, running
 
@@ -69,6 +70,7 @@ def add_gc(commands: Any) -> None:
     p = command(commands, "gc", "give back all the disk space that can be")
     add_thread(p)
     p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory, not mounted")
+    blobs.add_arguments(p)
     _common(p, _gc)
 
 
@@ -221,6 +223,10 @@ def _undo(args: argparse.Namespace) -> int:
 
 
 def _gc(args: argparse.Namespace) -> int:
+    if args.blobs:
+        return _gc_blobs(args)
+    if args.remove or args.also:
+        raise Failure("--remove and --also go with --blobs")
     if args.location is None and running(args.name) is not None:
         done = _ask(args, "gc")
     else:
@@ -228,6 +234,24 @@ def _gc(args: argparse.Namespace) -> int:
     if args.json:
         return _json(done)
     print(f"gave back {_size(max(0, done['before'] - done['after']))}: {_size(done['after'])} in use")
+    return 0
+
+
+def _gc_blobs(args: argparse.Namespace) -> int:
+    done = blobs.collect(args)
+    if args.json:
+        _json(done)
+        return 1 if done["problems"] else 0
+    for one in done["unmentioned"]:
+        print(f"{one['name']}  {_size(one['size'])}  {one['age'] // 86400} days")
+    what = "removed" if done["removed"] else "mentioned nowhere on this machine"
+    total = _size(sum(one["size"] for one in done["unmentioned"]))
+    print(f"{len(done['unmentioned'])} blobs in {done['place']} {what}, {total}")
+    print(f"{done['mentioned']} are mentioned, {done['young']} others are younger than {args.days:g} days")
+    if done["problems"]:
+        raise Failure("; ".join(done["problems"]) + (": nothing was removed" if args.remove else ""))
+    if done["unmentioned"] and not args.remove:
+        print("to remove them: vfsd gc --blobs --remove (an agent's conversation may mention them too: --also FILE)")
     return 0
 
 

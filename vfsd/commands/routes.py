@@ -105,7 +105,8 @@ def _put(args: argparse.Namespace) -> int:
             with open(target, "xb") as blob:
                 shutil.copyfileobj(source, blob, 1 << 20)
         except FileExistsError:
-            pass
+            # Young again, so that nobody collects it before it is mentioned.
+            os.utime(target)
         except OSError as exc:
             if exc.errno == errno.EBADMSG:
                 raise Failure(f"{args.file} changed while it was read: nothing was stored") from None

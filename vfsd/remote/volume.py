@@ -288,7 +288,7 @@ class RemoteVolume(RemoteFiles):
     async def _keep_meta(self, node: Node, meta: Meta) -> None:
         if node.is_dir:
             self._explicit.add(node.id)
-        if "modes" not in self.remote.keeps:
+        if not self.remote.keeps & {"modes", "times"}:
             return
         metas = [(path, meta) for path in self._paths(node)]
         await self._call("set attributes", self.remote.keep, metas)
