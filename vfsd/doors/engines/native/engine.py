@@ -20,6 +20,7 @@ from vfsd.core.types import Attr, Caller
 from vfsd.doors.engines.base import Options
 from vfsd.doors.engines.native import protocol as p
 from vfsd.doors.engines.native import transport
+from vfsd.doors.engines.native.waiter import Waiter
 from vfsd.doors.fuse import FuseDoor, Opened, errno_of
 from vfsd.doors.notify import Notifier
 
@@ -27,12 +28,6 @@ log = logging.getLogger(__name__)
 
 Payload = bytes | bytearray | memoryview
 Handler = Callable[[int, memoryview, Caller], Awaitable[Payload]]
-
-SPIN = 30e-6
-"""Seconds the loop keeps asking the device after an answer: a program's next request mostly follows within them, and a
-turn through the event loop costs more. Not on a machine with one processor, where it would keep the program waiting."""
-TURN = 1e-3
-"""Seconds of requests without a break before other tasks get a turn."""
 
 READ_AHEAD = 512
 """KiB read ahead (where we may set it): cold sequential reads of 256 MiB at 1.5 times the speed of the usual 128."""
@@ -75,13 +70,16 @@ class NativeEngine:
             )
         )
         unmounted = False
+        waiter = Waiter(self._fd)
+        await waiter.start()
         notifier = Notifier(door.vfs.feed, door, self.inval_inode, self.inval_entry)
         try:
             async with trio.open_nursery() as nursery:
                 with notifier:
-                    unmounted = await self._serve(nursery)
+                    unmounted = await self._serve(nursery, waiter)
                 nursery.cancel_scope.cancel()
         finally:
+            waiter.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._take_down, notifier, unmounted)
             door.closed()
@@ -112,30 +110,24 @@ class NativeEngine:
 
     # ---- the read loop
 
-    async def _serve(self, nursery: trio.Nursery) -> bool:
+    async def _serve(self, nursery: trio.Nursery, waiter: Waiter) -> bool:
         """Until the mount is gone. True: unmounted; False: the connection was cut and the mount is still there."""
         fd, handlers = self._fd, self._handlers
-        readv, now, parse, is_inline = os.readv, time.perf_counter, p.parse_header, self._door.is_inline
+        has_request, readv, parse, is_inline = waiter.has_request, os.readv, p.parse_header, self._door.is_inline
         buffer = bytearray(p.BUFFER_SIZE)
         view, buffers, body_at = memoryview(buffer), [buffer], p.HEADER_SIZE
-        spin = SPIN if len(os.sched_getaffinity(0)) > 1 else 0.0
         caller = Caller(0, 0)
         credentials = (0, 0, 0)
-        spin_until = 0.0
-        break_at = now() + TURN
         while True:
+            if not has_request():
+                await waiter.turn()
+                continue
             try:
                 size = readv(fd, buffers)
-            except BlockingIOError:
-                if now() < spin_until:
-                    continue
-                await trio.lowlevel.wait_readable(fd)
-                break_at = now() + TURN
-                continue
             except OSError as e:
                 if e.errno in (errno.ENODEV, errno.ECONNABORTED):
                     return e.errno == errno.ENODEV
-                if e.errno in (errno.ENOENT, errno.EINTR):  # the request was taken back before we had it
+                if e.errno in (errno.EAGAIN, errno.ENOENT, errno.EINTR):  # it was taken back before we had it
                     continue
                 raise
             self.requests += 1
@@ -164,11 +156,6 @@ class NativeEngine:
                 self._reply(unique, self._failed(e, opcode, ino))
             else:
                 self._reply(unique, 0, payload)
-            moment = now()
-            spin_until = moment + spin
-            if moment > break_at:
-                await trio.lowlevel.checkpoint()
-                break_at = now() + TURN
 
     async def _answer(
         self, handler: Handler, opcode: int, unique: int, ino: int, body: memoryview, caller: Caller
