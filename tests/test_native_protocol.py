@@ -172,9 +172,10 @@ def test_a_write_longer_than_its_message_is_refused() -> None:
 
 
 def test_setxattr_value_may_hold_nul() -> None:
-    body = struct.pack("<II", 3, 1) + b"user.a/b\0" + b"x\0y"
-    flags, name, value = p.setxattr(memoryview(body))
-    assert (flags, name, bytes(value)) == (1, b"user.a/b", b"x\0y")
+    for extended, fields in ((False, b""), (True, struct.pack("<II", p.SETXATTR_ACL_KILL_SGID, 0))):
+        body = struct.pack("<II", 3, 1) + fields + b"user.a/b\0" + b"x\0y"
+        flags, name, value, clear = p.setxattr(memoryview(body), extended)
+        assert (flags, name, bytes(value), clear) == (1, b"user.a/b", b"x\0y", extended)
 
 
 def test_batch_forget() -> None:
@@ -203,8 +204,9 @@ def test_reply_and_notifications_tell_their_own_length() -> None:
 DECODERS = {
     p.LOOKUP: p.name_of, p.FORGET: p.forget, p.GETATTR: p.getattr_in, p.SYMLINK: p.symlink, p.MKNOD: p.mknod,
     p.MKDIR: p.mkdir, p.UNLINK: p.name_of, p.RENAME: p.rename, p.LINK: p.link, p.OPEN: p.open_in, p.READ: p.read_in,
-    p.WRITE: p.write_in, p.RELEASE: p.handle, p.FSYNC: p.handle, p.SETXATTR: p.setxattr, p.GETXATTR: p.getxattr,
-    p.LISTXATTR: p.room, p.REMOVEXATTR: p.xattr_name, p.FLUSH: p.handle, p.INIT: p.negotiate, p.READDIR: p.read_in,
+    p.WRITE: p.write_in, p.RELEASE: p.handle, p.FSYNC: p.handle, p.GETXATTR: p.getxattr,
+    p.SETXATTR: lambda body: p.setxattr(body, len(body) % 2 == 0), p.LISTXATTR: p.room, p.REMOVEXATTR: p.xattr_name,
+    p.FLUSH: p.handle, p.INIT: p.negotiate, p.READDIR: p.read_in,
     p.CREATE: p.create, p.INTERRUPT: p.forget, p.BATCH_FORGET: p.batch_forget, p.FALLOCATE: p.fallocate,
     p.RENAME2: p.rename2, p.LSEEK: p.lseek, p.COPY_FILE_RANGE: p.copy_file_range, p.TMPFILE: p.tmpfile,
     p.SETATTR: lambda body: p.setattr_in(body, lambda: 0),

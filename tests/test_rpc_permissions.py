@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,40 @@ def test_the_group_has_its_own_bits(ask: Ask) -> None:
     assert ask(STAFF, "read", path=b"/alice/f")["data"] == b"data"
     assert ask(STAFF, "write", path=b"/alice/f", data=b"") == "EACCES"
     assert ask(BOB, "read", path=b"/alice/f") == "EACCES"
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+NO_ID = 0xFFFFFFFF
+LET_BOB = acl((1, 6, NO_ID), (2, 6, BOB.uid), (4, 0, NO_ID), (16, 6, NO_ID), (32, 0, NO_ID))
+
+
+def test_access_control_lists(ask: Ask) -> None:
+    access, default = b"system.posix_acl_access", b"system.posix_acl_default"
+    assert ask(ALICE, "chmod", path=b"/alice/f", perm=0o600)
+    assert ask(BOB, "read", path=b"/alice/f") == "EACCES"
+    assert ask(BOB, "setxattr", path=b"/alice/f", name=access, value=LET_BOB) == "EPERM"
+    assert ask(ALICE, "setxattr", path=b"/alice/f", name=access, value=LET_BOB) == {}
+    assert ask(BOB, "read", path=b"/alice/f")["data"] == b"data"
+    assert ask(STAFF, "read", path=b"/alice/f") == "EACCES", "the group has less than the mask now shows"
+    assert ask(ALICE, "chmod", path=b"/alice/f", perm=0o600)
+    assert ask(BOB, "read", path=b"/alice/f") == "EACCES", "chmod sets the mask"
+    assert ask(ALICE, "setxattr", path=b"/alice/f", name=default, value=LET_BOB) == "EACCES"
+    assert ask(ALICE, "setxattr", path=b"/alice", name=default, value=LET_BOB) == {}
+    ask(ALICE, "write", path=b"/alice/sub/new", data=b"shared")
+    assert ask(ALICE, "getxattr", path=b"/alice/sub", name=default)["value"] == LET_BOB
+    assert ask(ALICE, "getxattr", path=b"/alice/sub/new", name=access)["value"] == LET_BOB
+    assert ask(ALICE, "removexattr", path=b"/alice/sub", name=default) == {}
+    assert ask(ALICE, "removexattr", path=b"/alice/sub", name=default) == {}
+
+
+def test_setgid_goes_with_a_list_set_by_a_stranger_to_the_group(ask: Ask) -> None:
+    access = b"system.posix_acl_access"
+    for gid, expected in ((ALICE.gid, 0o2760), (5000, 0o760)):
+        ask(ROOT, "chown", path=b"/alice/f", gid=gid)
+        ask(ROOT, "chmod", path=b"/alice/f", perm=0o2640)
+        value = acl((1, 7, NO_ID), (4, 6, NO_ID), (32, 0, NO_ID))
+        assert ask(ALICE, "setxattr", path=b"/alice/f", name=access, value=value) == {}
+        assert ask(ROOT, "stat", path=b"/alice/f")["attr"]["mode"] & 0o7777 == expected

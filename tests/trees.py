@@ -40,10 +40,11 @@ def watched(point: Path) -> Iterator[None]:
 
 
 class Mounts:
-    """One daemon for each engine and kind of root, started when first wanted."""
+    """One daemon for each engine and kind of root, started when first wanted; ``extra`` goes to each command."""
 
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
+    def __init__(self, factory: pytest.TempPathFactory, *extra: str) -> None:
         self._factory = factory
+        self._extra = extra
         self._daemons: dict[str, Daemon] = {}
         self._numbers = itertools.count()
 
@@ -52,7 +53,7 @@ class Mounts:
             if not os.access("/dev/fuse", os.R_OK | os.W_OK):
                 pytest.skip("/dev/fuse can't be opened")
             _, engine, kind = name.split("-")
-            daemon = self._daemons[name] = Daemon(self._factory.mktemp(name), engine, kind)
+            daemon = self._daemons[name] = Daemon(self._factory.mktemp(name), engine, kind, self._extra)
             daemon.start()
         return self._daemons[name]
 

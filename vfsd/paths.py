@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import trio
 
+from vfsd.core import acl
 from vfsd.core.types import PATH_MAX, Attr, Caller, SetAttr
 from vfsd.vfs import Vfs
 
@@ -80,17 +81,20 @@ def fail(number: int) -> NoReturn:
     raise OSError(number, os.strerror(number))
 
 
-def may(caller: Caller, attr: Attr, bits: int) -> bool:
-    """Whether the mode of ``attr`` grants ``caller`` all of ``bits`` (READ, WRITE, SEARCH)."""
-    if caller.uid == 0:
+def may(vfs: Vfs, caller: Caller, attr: Attr, bits: int) -> bool:
+    """Whether mode or access control list of ``attr`` grant ``caller`` all of ``bits`` (READ, WRITE, SEARCH)."""
+    uid, gid, mode = caller.uid, caller.gid, attr.mode
+    if uid == 0:
         return True
-    shift = 6 if caller.uid == attr.uid else 3 if caller.gid == attr.gid else 0
-    return (attr.mode >> shift) & bits == bits
+    if uid != attr.uid and mode & 0o070 and (access := vfs.acl(attr.ino)) is not None:
+        return acl.grants(access, uid, gid, attr.uid, attr.gid, bits)
+    shift = 6 if uid == attr.uid else 3 if gid == attr.gid else 0
+    return (mode >> shift) & bits == bits
 
 
-def need(caller: Caller, attr: Attr, bits: int) -> None:
+def need(vfs: Vfs, caller: Caller, attr: Attr, bits: int) -> None:
     """EACCES unless ``caller`` has ``bits`` on ``attr``."""
-    if caller.uid and not may(caller, attr, bits):
+    if caller.uid and not may(vfs, caller, attr, bits):
         fail(errno.EACCES)
 
 
@@ -100,10 +104,10 @@ def need_owner(caller: Caller, attr: Attr) -> None:
         fail(errno.EPERM)
 
 
-def need_removal(caller: Caller, parent: Attr, victim: Attr) -> None:
+def need_removal(vfs: Vfs, caller: Caller, parent: Attr, victim: Attr) -> None:
     """EACCES unless ``parent`` may be written; EPERM when its sticky bit keeps ``victim`` from others (unlink(2))."""
     if caller.uid:
-        need(caller, parent, WRITE | SEARCH)
+        need(vfs, caller, parent, WRITE | SEARCH)
         if parent.mode & stat.S_ISVTX and caller.uid not in (victim.uid, parent.uid):
             fail(errno.EPERM)
 
@@ -147,7 +151,7 @@ class Paths:
                 continue
             if not stat.S_ISDIR(attr.mode):
                 fail(errno.ENOTDIR)
-            if checked and not may(caller, attr, SEARCH):
+            if checked and not may(vfs, caller, attr, SEARCH):
                 fail(errno.EACCES)
             if part == b"..":
                 parent = attr = await vfs.getattr(vfs.parent_of(attr.ino), caller)
@@ -193,7 +197,7 @@ class Paths:
         place = await self.walk(path.rstrip(b"/") or b"/", caller, follow=False, make=make)
         if place.attr is not None:
             fail(errno.EEXIST)
-        need(caller, place.parent, WRITE | SEARCH)
+        need(self.vfs, caller, place.parent, WRITE | SEARCH)
         return place
 
     async def place_of(self, path: bytes, caller: Caller) -> tuple[Place, Attr]:
@@ -203,7 +207,7 @@ class Paths:
             fail(errno.ENOENT)
         if not place.name:
             fail(errno.EBUSY if place.attr.ino == self.vfs.root_ino else errno.EINVAL)
-        need_removal(caller, place.parent, place.attr)
+        need_removal(self.vfs, caller, place.parent, place.attr)
         return place, place.attr
 
     @again_if_stale
@@ -215,7 +219,7 @@ class Paths:
         if attr.mode & 0o170000 != stat.S_IFREG:
             fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
         if caller.uid:
-            need(caller, attr, READ)
+            need(self.vfs, caller, attr, READ)
         return attr, await self.vfs.read(attr.ino, 0, offset, length, caller)
 
     @again_if_stale
@@ -245,7 +249,7 @@ class Paths:
                     fail(errno.EEXIST)
                 if attr.mode & 0o170000 != stat.S_IFREG:
                     fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
-                need(caller, attr, WRITE)
+                need(self.vfs, caller, attr, WRITE)
                 try:
                     attr = await self.vfs.replace(attr.ino, data, caller, expect)
                     if caller.uid and attr.mode & 0o6000:
@@ -259,13 +263,19 @@ class Paths:
                 fail(errno.ENOENT)
             if path.endswith((b"/", b"/.")):
                 fail(errno.EISDIR)
-            need(caller, place.parent, WRITE | SEARCH)
+            need(self.vfs, caller, place.parent, WRITE | SEARCH)
             try:
+                perm = self._perm(place.parent, perm)
                 return True, await self.vfs.create_file(place.parent.ino, place.name, perm, data, caller)
             except FileExistsError:
                 # Only where this had to wait: someone else made it meanwhile, so overwrite that.
                 if exclusive or (self.vfs.is_inline(place.parent.ino) and not self.vfs.waits):
                     raise
+
+    def _perm(self, parent: Attr, perm: int) -> int:
+        """A default access control list takes the place of the umask that tools have, 022."""
+        inherits = self.vfs.acl(parent.ino, acl.DEFAULT) is not None
+        return perm | perm >> 1 & 0o022 if inherits else perm
 
     async def makedirs(self, path: bytes, caller: Caller, perm: int = 0o755) -> Attr:
         """The directory ``path``, made with its parents where missing; ENOTDIR, EEXIST (something else is there)."""
@@ -276,9 +286,9 @@ class Paths:
         return attr
 
     async def _mkdir(self, parent: Attr, name: bytes, perm: int, caller: Caller) -> Attr:
-        need(caller, parent, WRITE | SEARCH)
+        need(self.vfs, caller, parent, WRITE | SEARCH)
         try:
-            return await self.vfs.mkdir(parent.ino, name, perm, caller)
+            return await self.vfs.mkdir(parent.ino, name, self._perm(parent, perm), caller)
         except FileExistsError:
             return await self.vfs.lookup(parent.ino, name, caller)
 
@@ -288,7 +298,7 @@ class Paths:
         attr = await self.resolve(path, caller)
         if not stat.S_ISDIR(attr.mode):
             fail(errno.ENOTDIR)
-        need(caller, attr, READ | SEARCH)
+        need(self.vfs, caller, attr, READ | SEARCH)
         found = await self.vfs.children(attr.ino, caller)
         return sorted([Entry(name, attr.mode, attr.size, attr.mtime_ns) for name, attr in found])
 
@@ -320,9 +330,9 @@ class Paths:
             parent, name, directory = stack[-1]
             below: list[tuple[int, bytes, Attr]] = []
             try:
-                need(caller, directory, READ)
+                need(self.vfs, caller, directory, READ)
                 for child, found in await vfs.children(directory.ino, caller):
-                    need_removal(caller, directory, found)
+                    need_removal(self.vfs, caller, directory, found)
                     if stat.S_ISDIR(found.mode):
                         below.append((directory.ino, child, found))
                         continue
@@ -368,7 +378,7 @@ class Paths:
         bits = (READ if access != os.O_WRONLY else 0) | (WRITE if access != os.O_RDONLY or flags & os.O_TRUNC else 0)
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             directory = await self.resolve(path, caller)
-            need(caller, directory, WRITE | SEARCH)
+            need(self.vfs, caller, directory, WRITE | SEARCH)
             return await vfs.tmpfile(directory.ino, perm, flags, caller)
         if flags & os.O_CREAT and flags & os.O_DIRECTORY:
             fail(errno.EINVAL)
@@ -380,7 +390,7 @@ class Paths:
                 fail(errno.ENOENT)
             if path.endswith((b"/", b"/.")):
                 fail(errno.EISDIR)
-            need(caller, place.parent, WRITE | SEARCH)
+            need(self.vfs, caller, place.parent, WRITE | SEARCH)
             return await vfs.create(place.parent.ino, place.name, perm, flags, caller)
         if exclusive:
             fail(errno.EEXIST)
@@ -393,7 +403,7 @@ class Paths:
             fail(errno.ELOOP)
         elif not stat.S_ISREG(attr.mode):
             fail(errno.ENXIO)
-        need(caller, attr, bits)
+        need(self.vfs, caller, attr, bits)
         if stat.S_ISDIR(attr.mode):
             return attr, await vfs.opendir(attr.ino, caller)
         return attr, await vfs.open(attr.ino, flags & ~(os.O_CREAT | os.O_EXCL), caller)

@@ -192,7 +192,7 @@ class _Walk:
         self._matcher = matcher
         self._contents = contents
         self._skip = b".git" if contents else None
-        if not may(self._caller, attr, READ | SEARCH):
+        if not may(self._vfs, self._caller, attr, READ | SEARCH):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         await self._expand(root, attr.ino)
 
@@ -231,11 +231,11 @@ class _Walk:
                 kind = attr.mode & 0o170000
                 if kind == 0o100000:
                     if (match is None or match(name, below + name)) and (
-                        not contents or (attr.size and may(caller, attr, READ) and allowed(attr.ino))
+                        not contents or (attr.size and may(self._vfs, caller, attr, READ) and allowed(attr.ino))
                     ):
                         found.append((directory + name, attr.ino, attr.size, attr.mtime_ns))
                 elif kind == 0o040000 and name != skip and (matcher is None or matcher.enters(depth, name)):
-                    if may(caller, attr, READ | SEARCH) and allowed(attr.ino):
+                    if may(self._vfs, caller, attr, READ | SEARCH) and allowed(attr.ino):
                         # The slash puts a directory where its files belong among its neighbours: a.c before a/b.
                         found.append((directory + name + b"/", attr.ino, 0, 0))
                     else:
@@ -317,7 +317,7 @@ async def grep(
         elif stat.S_ISREG(attr.mode):
             whole = _whole(path)[:-1]
             name = whole.rpartition(b"/")[2]
-            if not may(caller, attr, READ):
+            if not may(paths.vfs, caller, attr, READ):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             if paths.vfs.guard is not None:
                 # The file that was asked for: here a rule is told of, or somebody asked.

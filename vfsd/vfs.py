@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from vfsd.core import acl
 from vfsd.core.plans import RENAME_EXCHANGE, fail
 from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
+from vfsd.core.xattrs import unfit
 from vfsd.feed import Feed
 from vfsd.routes import JoinedAttr, Overlay, RouteTable
 from vfsd.system import SystemEntries
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from vfsd.witness import Witness
 
 _MOVING = frozenset(("rename", "link", "unlink"))
-_NAMESPACES = (b"user.", b"trusted.", b"security.")
-"""xattr(7), without ``system.``: POSIX ACLs are not kept, and there is nothing else in it."""
 _OVERLAY_OFFSET = 1 << 40
 """Readdir offsets of overlaid entries begin here, above those of any volume."""
 
@@ -134,6 +134,10 @@ class Vfs:
     def forget(self, ino: int, n: int) -> None:
         """Lower the kernel's lookup count."""
         self._volumes[ino >> NODE_BITS].forget(ino, n)
+
+    def acl(self, ino: int, name: bytes = acl.ACCESS) -> bytes | None:
+        """An access control list of the ino, None where there is none; ESTALE. Never suspends."""
+        return self._volumes[ino >> NODE_BITS].acl(ino, name)  # type: ignore[no-any-return]
 
     def parent_of(self, ino: int) -> int:
         """The ino of ``..``; the root's own at the root."""
@@ -282,8 +286,13 @@ class Vfs:
         return found
 
     async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
-        """ENODATA; EOPNOTSUPP for POSIX ACLs, which are not kept."""
-        if code := _unfit(name):
+        """ENODATA; EOPNOTSUPP for unknown namespaces."""
+        if name in acl.NAMES:
+            # Like a mode: the kernel asks for it to judge others' operations, so it is neither judged nor recorded.
+            if (found := self.acl(ino, name)) is not None:
+                return found
+            raise fail(errno.ENODATA, name)
+        if code := unfit(name):
             raise fail(code, name)
         value: bytes = await self._observe("getxattr", caller, ino, name)
         return value
@@ -369,14 +378,14 @@ class Vfs:
         return self._joined(attr) if ino in self._overlays else attr
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
-        """EEXIST, ENODATA, ERANGE, E2BIG; EOPNOTSUPP for POSIX ACLs."""
-        if code := _unfit(name):
+        """EEXIST, ENODATA, ERANGE, E2BIG; EOPNOTSUPP for access control lists where they are not kept."""
+        if code := unfit(name):
             raise self._refusal(code, name, "setxattr", caller, ino, name)
         await self._mutate("setxattr", caller, ino, name, value, flags, caller)
 
     async def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:
-        """ENODATA; EOPNOTSUPP for POSIX ACLs."""
-        if code := _unfit(name):
+        """ENODATA; EOPNOTSUPP for access control lists where they are not kept."""
+        if code := unfit(name):
             raise self._refusal(code, name, "removexattr", caller, ino, name)
         await self._mutate("removexattr", caller, ino, name, caller)
 
@@ -489,12 +498,3 @@ class Vfs:
             for key, value in volume.counters().items():
                 total[key] = total.get(key, 0) + value
         return total
-
-
-def _unfit(name: bytes) -> int:
-    """The errno for a name no volume keeps an extended attribute under, 0 for all others."""
-    if not name or b"\0" in name:
-        return errno.EINVAL
-    if name.startswith(_NAMESPACES):
-        return 0 if name not in _NAMESPACES else errno.EINVAL
-    return errno.EOPNOTSUPP

@@ -13,12 +13,13 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
 from vfsd.backends.base import Backend, Stored
-from vfsd.core import plans
+from vfsd.core import plans, xattrs
+from vfsd.core.acl import ACCESS, DEFAULT
 from vfsd.core.changes import Change, Content, Put, Reserve, Write, Zero
 from vfsd.core.handles import Handles
 from vfsd.core.plans import fail
@@ -239,6 +240,10 @@ class TreeVolume:
     def listxattr(self, ino: int) -> list[bytes]:
         return list(self.backend.xattrs(self._node(ino).id))
 
+    def acl(self, ino: int, name: bytes) -> bytes | None:
+        """An access control list, None when there is none."""
+        return self.backend.xattrs(ino & NODE_MASK).get(name)
+
     def statfs(self, ino: int) -> StatFs:
         return self.backend.statfs()
 
@@ -279,15 +284,14 @@ class TreeVolume:
 
     # -- mutating: names
 
-    def _make(
-        self, op: str, parent: int, name: bytes, mode: int, caller: Caller, rdev: int = 0, target: bytes | None = None
-    ) -> Node:
+    def _make(self, op: str, parent: int, name: bytes, mode: int, caller: Caller, **more: Any) -> Node:
         directory = self.tree.nodes.get(parent & NODE_MASK)
         if directory is None or directory.children is None:
             directory = self._dir(parent)
         tree = self.tree
         number = tree.next_node
-        changes = plans.make(tree, directory, name, mode, caller, self._clock(), rdev=rdev, target=target)
+        default, now = self.acl(parent, DEFAULT), self._clock()
+        changes = plans.make(tree, directory, name, mode, caller, now, default=default, **more)
         self._commit(caller, op, changes)
         return tree.nodes[number]
 
@@ -328,18 +332,20 @@ class TreeVolume:
     def setattr(self, ino: int, to: SetAttr, caller: Caller, fh: int = 0) -> Node:
         node = self._node(ino)
         member = plans.in_group(node.gid, caller)
-        self._commit(caller, "setattr", plans.setattr(node, to, self._clock(), member=member))
+        access = None if to.perm is None else self.acl(ino, ACCESS)
+        self._commit(caller, "setattr", plans.setattr(node, to, self._clock(), member=member, access=access))
         return node
 
     def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
         node = self._node(ino)
         present = self.backend.xattrs(node.id)
-        self._commit(caller, "setxattr", plans.setxattr(node, present, name, value, flags, self._clock()))
+        self._commit(caller, "setxattr", xattrs.setxattr(node, present, name, value, flags, self._clock()))
 
     def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:
         node = self._node(ino)
         present = self.backend.xattrs(node.id)
-        self._commit(caller, "removexattr", plans.removexattr(node, present, name, self._clock()))
+        if changes := xattrs.removexattr(node, present, name, self._clock()):
+            self._commit(caller, "removexattr", changes)
 
     def write(
         self,
@@ -387,16 +393,7 @@ class TreeVolume:
 
     def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Node:
         """A new regular file with its content in one commit; EEXIST."""
-        tree, now = self.tree, self._clock()
-        number = tree.next_node
-        mode = stat.S_IFREG | (perm & 0o7777)
-        changes = plans.make(tree, self._dir(parent), name, mode, caller, now)
-        first = changes[0]
-        assert isinstance(first, Put)
-        changes[0] = first._replace(size=len(data))
-        changes.insert(1, Write(number, 0, data))
-        self._commit(caller, "create", changes)
-        return tree.nodes[number]
+        return self._make("create", parent, name, stat.S_IFREG | (perm & 0o7777), caller, data=data)
 
     def fallocate(self, ino: int, fh: int, mode: int, offset: int, length: int, caller: Caller) -> None:
         node = self._node(ino)
@@ -439,9 +436,9 @@ class TreeVolume:
     def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Node, int]:
         """open(2) with O_TMPFILE."""
         number = self.tree.next_node
-        changes = plans.make_unlinked(
-            self.tree, self._dir(parent), stat.S_IFREG | (mode & 0o7777), caller, self._clock()
-        )
+        default, now = self.acl(parent, DEFAULT), self._clock()
+        mode = stat.S_IFREG | (mode & 0o7777)
+        changes = plans.make_unlinked(self.tree, self._dir(parent), mode, caller, now, default=default)
         self._commit(caller, "tmpfile", changes)
         node = self.tree.nodes[number]
         return node, self._handles.add(node, flags)

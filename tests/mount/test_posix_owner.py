@@ -169,15 +169,6 @@ def test_others_are_refused(tree: Mounted) -> None:
         assert (what, as_user(tree.path, 1001, 1001, [], do)) == (what, code)
 
 
-def test_posix_acls_are_refused(tree: Mounted) -> None:
-    acl = bytes.fromhex("02000000 01000600ffffffff 04000400ffffffff 20000400ffffffff")
-    for name in ("system.posix_acl_access", "system.posix_acl_default"):
-        with pytest.raises(OSError, match="not supported"):
-            os.setxattr(tree.path, name, acl)
-        with pytest.raises(OSError, match="not supported"):
-            os.getxattr(tree.path, name)
-
-
 def test_device_nodes_are_kept_but_not_opened(tree: Mounted) -> None:
     os.mknod(tree / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     assert os.stat(tree / "null").st_rdev == os.makedev(1, 3)

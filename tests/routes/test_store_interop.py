@@ -114,6 +114,12 @@ def test_what_an_item_cannot_hold_is_kept_and_never_seen(mounted: Callable[..., 
     (m / "f").write_text("x")
     os.chmod(m / "f", 0o600)
     os.setxattr(m / "f", "user.k", b"v\0")
+    with pytest.raises(OSError, match="not supported"):
+        os.setxattr(
+            m / "f",
+            "system.posix_acl_access",
+            bytes.fromhex("02000000 01000600ffffffff 04000400ffffffff 20000400ffffffff"),
+        )
     os.link(m / "f", m / "g")
     os.symlink("f", m / "l")
     (m / "void" / "er").mkdir(parents=True)

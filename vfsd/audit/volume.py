@@ -154,6 +154,10 @@ class AuditVolume(ReadOnlyVolume):
     def listxattr(self, ino: int) -> list[bytes]:
         return []
 
+    def acl(self, ino: int, name: bytes) -> bytes | None:
+        """None: there is none."""
+        return None
+
     def statfs(self, ino: int) -> StatFs:
         return StatFs(4096, 4096, 0, 0, 0, 0, 0, 0)
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from vfsd.backends import local_sys
 from vfsd.backends.local_files import _OPEN_FLAGS, HostAttr, LocalFiles, Open, Publisher, put, write_all
 from vfsd.backends.local_inodes import Inode, proc
+from vfsd.core.acl import DEFAULT
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Target
 from vfsd.core.plans import RENAME_EXCHANGE, RENAME_NOREPLACE, check_name, fail
 from vfsd.core.types import Attr, Caller, DirEntry
@@ -228,6 +229,14 @@ class LocalVolume(LocalFiles):
         wrong_mode = (st.st_mode ^ perm) & self._mode_bits(st)
         return bool(wrong_mode) or st.st_uid != caller.uid or st.st_gid != caller.gid
 
+    @staticmethod
+    def _inherits(dir_fd: int) -> bool:
+        """Whether the host gives what is made here its access control list, and so its permissions."""
+        try:
+            return bool(os.getxattr(proc(dir_fd), DEFAULT))
+        except OSError:
+            return False
+
     def _settle(self, fd: int, st: os.stat_result, dir_fd: int, perm: int, caller: Caller) -> os.stat_result:
         """chown and chmod a new file to what its caller would have got. An ordinary user's daemon can't give away."""
         path = proc(fd)
@@ -240,6 +249,8 @@ class LocalVolume(LocalFiles):
             with suppress(PermissionError):  # a group the daemon is not in
                 os.chown(path, -1, gid)
         bits = self._mode_bits(st)
+        if self._inherits(dir_fd):
+            bits &= ~0o777
         if (st.st_mode ^ perm) & bits:
             os.chmod(path, (perm & bits) | (st.st_mode & 0o7777 & ~bits))
         return os.fstat(fd)

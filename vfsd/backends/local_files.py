@@ -348,6 +348,15 @@ class LocalFiles:
         """ENODATA."""
         return os.getxattr(proc(self._inodes.fd(self._inode(ino))), name)
 
+    def acl(self, ino: int, name: bytes) -> bytes | None:
+        """The host's access control list, None when there is none."""
+        try:
+            return os.getxattr(proc(self._inodes.fd(self._inode(ino))), name)
+        except OSError as exc:
+            if exc.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+                return None
+            raise
+
     def listxattr(self, ino: int) -> list[bytes]:
         """The names the host shows this daemon."""
         return [os.fsencode(name) for name in os.listxattr(proc(self._inodes.fd(self._inode(ino))))]

@@ -12,17 +12,16 @@ import os
 import stat
 from collections.abc import Sequence
 
+from vfsd.core import acl
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.tree import Node, Tree
-from vfsd.core.types import FILE_MAX, LINK_MAX, NAME_MAX, SYMLINK_MAX, XATTR_SIZE_MAX, Caller, SetAttr
+from vfsd.core.types import FILE_MAX, LINK_MAX, NAME_MAX, SYMLINK_MAX, Caller, SetAttr
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 FALLOC_KEEP_SIZE = 0x01
 FALLOC_PUNCH_HOLE = 0x02
 FALLOC_ZERO_RANGE = 0x10
-XATTR_CREATE = 1
-XATTR_REPLACE = 2
 
 _SUID_SGID = stat.S_ISUID | stat.S_ISGID
 
@@ -76,10 +75,13 @@ def make(
     *,
     rdev: int = 0,
     target: bytes | None = None,
+    data: bytes | None = None,
+    default: bytes | None = None,
 ) -> list[Change]:
     """A new node under ``name``: open(O_CREAT), mkdir, mknod, symlink. It gets number ``tree.next_node``.
 
-    Group and setgid come from a setgid directory (Linux inode_init_owner). Raises EEXIST, EMLINK and check_*'s errnos.
+    Group and setgid come from a setgid directory (Linux inode_init_owner), access control lists from ``default``, the
+    parent's. Raises EEXIST, EMLINK and check_*'s errnos.
     """
     if len(name) > NAME_MAX or name in (b".", b"..", b"") or b"/" in name or b"\0" in name:
         check_name(name)
@@ -98,20 +100,37 @@ def make(
     node = tree.next_node
     if is_dir and parent.nlink >= LINK_MAX:
         raise fail(errno.EMLINK, name)
-    size = len(target) if target is not None else 0
-    changes: list[Change] = [Put(node, mode, 2 if is_dir else 1, caller.uid, gid, rdev, size, now, now, now)]
+    lists: list[Change] = []
+    if default is not None and target is None:
+        mode, lists = _inherit(node, mode, default)
+    size = len(target or data or b"")
+    changes: list[Change] = [Put(node, mode, 2 if is_dir else 1, caller.uid, gid, rdev, size, now, now, now), *lists]
     if target is not None:
         changes.append(Target(node, target))
+    if data is not None:
+        changes.append(Write(node, 0, data))
     changes.append(Dentry(parent.id, name, node))
     changes.append(put(parent, now, nlink=parent.nlink + 1 if is_dir else None, modified=True))
     return changes
 
 
-def make_unlinked(tree: Tree, parent: Node, mode: int, caller: Caller, now: int) -> list[Change]:
+def _inherit(node: int, mode: int, default: bytes) -> tuple[int, list[Change]]:
+    """(mode, the lists) of a new node below a directory with a default list."""
+    mode, access = acl.inherited(default, mode)
+    lists: list[Change] = [] if access is None else [Xattr(node, acl.ACCESS, access)]
+    if stat.S_ISDIR(mode):
+        lists.append(Xattr(node, acl.DEFAULT, default))
+    return mode, lists
+
+
+def make_unlinked(
+    tree: Tree, parent: Node, mode: int, caller: Caller, now: int, *, default: bytes | None = None
+) -> list[Change]:
     """A regular file without a name (open(2) O_TMPFILE)."""
     check_dir(parent)
     gid = parent.gid if parent.mode & stat.S_ISGID else caller.gid
-    return [Put(tree.next_node, mode, 0, caller.uid, gid, 0, 0, now, now, now)]
+    mode, lists = (mode, []) if default is None else _inherit(tree.next_node, mode, default)
+    return [Put(tree.next_node, mode, 0, caller.uid, gid, 0, 0, now, now, now), *lists]
 
 
 def link(tree: Tree, node: Node, parent: Node, name: bytes, now: int) -> list[Change]:
@@ -251,8 +270,10 @@ def _move(
     return changes
 
 
-def setattr(node: Node, to: SetAttr, now: int, *, member: bool = True) -> list[Change]:
+def setattr(node: Node, to: SetAttr, now: int, *, member: bool = True, access: bytes | None = None) -> list[Change]:
     """chmod, chown, truncate and utimensat in one. Raises EISDIR, EINVAL, EFBIG.
+
+    ``access``: the node's access control list, which a chmod changes too.
 
     A chown of anything but a directory drops setuid, and setgid where the group may execute or the caller is no
     ``member`` of it (Linux chown_common); without FUSE_HANDLE_KILLPRIV the kernel asks for that itself with ``perm``.
@@ -261,6 +282,8 @@ def setattr(node: Node, to: SetAttr, now: int, *, member: bool = True) -> list[C
     changes: list[Change] = []
     if to.perm is not None:
         mode = stat.S_IFMT(mode) | (to.perm & 0o7777)
+        if access is not None:
+            changes.append(Xattr(node.id, acl.ACCESS, acl.changed(access, mode)))
     elif to.clear_suid or ((to.uid is not None or to.gid is not None) and not stat.S_ISDIR(mode)):
         mode = without_suid(mode, member)
     mtime = node.mtime_ns
@@ -396,28 +419,6 @@ def fallocate(node: Node, mode: int, offset: int, length: int, now: int) -> list
     # Any mode is a modification, as file_modified() has it (Linux 5.17 on).
     changes.append(put(node, now, size=grown, modified=True))
     return changes
-
-
-def setxattr(node: Node, present: dict[bytes, bytes], name: bytes, value: bytes, flags: int, now: int) -> list[Change]:
-    """setxattr(2). Raises EEXIST, ENODATA, ERANGE, E2BIG, EINVAL."""
-    if not name or len(name) > NAME_MAX:
-        raise fail(errno.ERANGE, name)
-    if len(value) > XATTR_SIZE_MAX:
-        raise fail(errno.E2BIG, name)
-    if flags & ~(XATTR_CREATE | XATTR_REPLACE):
-        raise fail(errno.EINVAL, name)
-    if flags & XATTR_CREATE and name in present:
-        raise fail(errno.EEXIST, name)
-    if flags & XATTR_REPLACE and name not in present:
-        raise fail(errno.ENODATA, name)
-    return [Xattr(node.id, name, value), put(node, now)]
-
-
-def removexattr(node: Node, present: dict[bytes, bytes], name: bytes, now: int) -> list[Change]:
-    """removexattr(2). Raises ENODATA."""
-    if name not in present:
-        raise fail(errno.ENODATA, name)
-    return [Xattr(node.id, name, None), put(node, now)]
 
 
 def forget(nodes: Sequence[Node]) -> list[Change]:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from vfsd.core import acl
 from vfsd.core.types import DAEMON, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.doors.known import ATTR, DATA, InvalEntry, Invalidation, InvalInode, Known
 
@@ -121,13 +123,17 @@ class FuseDoor:
         self.known.looked_up(attr.ino)
         return attr
 
-    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        attr = await self.vfs.mknod(parent, name, mode, rdev, caller)
+    def _masked(self, parent: int, mode: int, umask: int) -> int:
+        """The mode of what is made in a directory: a default access control list takes the place of the umask."""
+        return mode if umask == 0 or self.vfs.acl(parent, acl.DEFAULT) is not None else mode & ~umask
+
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller, umask: int = 0) -> Attr:
+        attr = await self.vfs.mknod(parent, name, self._masked(parent, mode, umask), rdev, caller)
         self.known.looked_up(attr.ino)
         return attr
 
-    async def mkdir(self, parent: int, name: bytes, perm: int, caller: Caller) -> Attr:
-        attr = await self.vfs.mkdir(parent, name, perm, caller)
+    async def mkdir(self, parent: int, name: bytes, perm: int, caller: Caller, umask: int = 0) -> Attr:
+        attr = await self.vfs.mkdir(parent, name, self._masked(parent, perm, umask), caller)
         self.known.looked_up(attr.ino)
         return attr
 
@@ -176,10 +182,19 @@ class FuseDoor:
         return await self.vfs.statfs(ino)
 
     async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
+        if name in acl.NAMES:
+            self.known.mark(ino, ATTR)  # the kernel keeps access control lists with the attributes, absence too
         return await self.vfs.getxattr(ino, name, caller)
 
-    async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:
+    async def setxattr(
+        self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller, *, clear_sgid: bool = False
+    ) -> None:
+        """``clear_sgid``: an access control list set by somebody who may not keep setgid through the new mode."""
         await self.vfs.setxattr(ino, name, value, flags, caller)
+        if clear_sgid and name == acl.ACCESS:
+            mode = (await self.vfs.getattr(ino, caller)).mode
+            if mode & stat.S_ISGID:
+                await self.vfs.setattr(ino, SetAttr(perm=mode & 0o7777 & ~stat.S_ISGID), caller)
 
     async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
         return await self.vfs.listxattr(ino, caller)
@@ -196,13 +211,15 @@ class FuseDoor:
             flags &= ~os.O_TRUNC
         return self._opened(ino, await self.vfs.open(ino, flags, caller))
 
-    async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Attr, Opened]:
-        attr, fh = await self.vfs.create(parent, name, mode, flags, caller)
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller, umask: int = 0
+    ) -> tuple[Attr, Opened]:
+        attr, fh = await self.vfs.create(parent, name, self._masked(parent, mode, umask), flags, caller)
         self.known.looked_up(attr.ino)
         return attr, self._opened(attr.ino, fh)
 
-    async def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Attr, Opened]:
-        attr, fh = await self.vfs.tmpfile(parent, mode, flags, caller)
+    async def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller, umask: int = 0) -> tuple[Attr, Opened]:
+        attr, fh = await self.vfs.tmpfile(parent, self._masked(parent, mode, umask), flags, caller)
         self.known.looked_up(attr.ino)
         return attr, self._opened(attr.ino, fh)
 

@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 
+from vfsd.core import acl
 from vfsd.core.types import Attr, Caller, SetAttr
 from vfsd.doors.rpcops import (
     MAX_PIECE,
@@ -84,12 +85,12 @@ async def rename(s: Session, m: Message, caller: Caller) -> Message:
     if not target.name:
         fail(errno.EBUSY)
     if target.attr is not None:
-        need_removal(caller, target.parent, target.attr)
-    need(caller, target.parent, WRITE | SEARCH)
+        need_removal(s.vfs, caller, target.parent, target.attr)
+    need(s.vfs, caller, target.parent, WRITE | SEARCH)
     if stat.S_ISDIR(moved.mode):
         if source.parent.ino != target.parent.ino:
             # A directory's ".." changes with it (POSIX rename, EACCES).
-            need(caller, moved, WRITE)
+            need(s.vfs, caller, moved, WRITE)
     elif new.endswith(b"/"):
         fail(errno.ENOTDIR)
     flags = natural(m, "flags", 0)
@@ -172,7 +173,7 @@ async def truncate(s: Session, m: Message, caller: Caller) -> Message:
     attr = await s.paths.resolve(want(m, "path", bytes), caller)
     if not stat.S_ISREG(attr.mode):
         fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
-    need(caller, attr, WRITE)
+    need(s.vfs, caller, attr, WRITE)
     to = SetAttr(size=natural(m, "size"), clear_suid=caller.uid != 0)
     return {"attr": packed(await s.vfs.setattr(attr.ino, to, caller))}
 
@@ -184,7 +185,7 @@ async def _xattr_of(s: Session, m: Message, caller: Caller, bits: int) -> tuple[
     if name.startswith(b"trusted.") and caller.uid:
         fail(errno.EPERM if bits == WRITE else errno.ENODATA)
     if name.startswith(b"user."):
-        need(caller, attr, bits)
+        need(s.vfs, caller, attr, bits)
     elif bits == WRITE:
         need_owner(caller, attr)
     return attr, name
@@ -204,6 +205,9 @@ async def setxattr(s: Session, m: Message, caller: Caller) -> Message:
     """{path, name, value, flags=0, follow=true} -> {}; flags: XATTR_CREATE 1, XATTR_REPLACE 2"""
     attr, name = await _xattr_of(s, m, caller, WRITE)
     await s.vfs.setxattr(attr.ino, name, want(m, "value", bytes), natural(m, "flags", 0), caller)
+    if name == acl.ACCESS and attr.mode & stat.S_ISGID and caller.uid and caller.gid != attr.gid:
+        perm = (await s.vfs.getattr(attr.ino, caller)).mode & 0o7777
+        await s.vfs.setattr(attr.ino, SetAttr(perm=perm & ~stat.S_ISGID), caller)
     return {}
 
 

@@ -350,6 +350,10 @@ class PastVolume(ReadOnlyVolume):
             raise fail(errno.ENODATA, name)
         return value
 
+    def acl(self, ino: int, name: bytes) -> bytes | None:
+        """An access control list as it was, None when there was none."""
+        return self._xattrs(ino).get(name)
+
     def listxattr(self, ino: int) -> list[bytes]:
         return list(self._xattrs(ino))
 

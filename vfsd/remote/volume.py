@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vfsd.backends.remote import ANY, Meta, Moved
-from vfsd.core import plans
+from vfsd.core import acl, plans, xattrs
 from vfsd.core.changes import Change, Put
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
@@ -295,14 +295,14 @@ class RemoteVolume(RemoteFiles):
         self._now_known(metas)
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller) -> None:  # type: ignore[override]
-        await self._set_xattr(ino, caller, lambda n, x, now: plans.setxattr(n, x, name, value, flags, now))
+        await self._set_xattr(ino, name, caller, lambda n, x, now: xattrs.setxattr(n, x, name, value, flags, now))
 
     async def removexattr(self, ino: int, name: bytes, caller: Caller) -> None:  # type: ignore[override]
-        await self._set_xattr(ino, caller, lambda n, x, now: plans.removexattr(n, x, name, now))
+        await self._set_xattr(ino, name, caller, lambda n, x, now: xattrs.removexattr(n, x, name, now))
 
-    async def _set_xattr(self, ino: int, caller: Caller, planner: Callable[..., list[Change]]) -> None:
-        if "xattrs" not in self.remote.keeps:
-            raise fail(errno.EOPNOTSUPP)
+    async def _set_xattr(self, ino: int, name: bytes, caller: Caller, planner: Callable[..., list[Change]]) -> None:
+        if "xattrs" not in self.remote.keeps or name in acl.NAMES:
+            raise fail(errno.EOPNOTSUPP, name)
         async with self._changing(self._part_of(ino)):
             node, now = self._node(ino), self._clock()
             changes = planner(node, self.backend.xattrs(node.id), now)

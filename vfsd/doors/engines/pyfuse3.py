@@ -19,6 +19,8 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
+from vfsd.core import acl
+from vfsd.core.plans import in_group
 from vfsd.core.types import Attr, Caller, SetAttr
 from vfsd.doors.engines.base import Options
 from vfsd.doors.engines.native import transport
@@ -108,7 +110,7 @@ class _Operations(pyfuse3.Operations):
 
     supports_dot_lookup = True
     enable_writeback_cache = False
-    enable_acl = False
+    enable_acl = True
 
     def __init__(self, door: FuseDoor, started: Callable[[], None]) -> None:
         super().__init__()
@@ -256,7 +258,9 @@ class _Operations(pyfuse3.Operations):
     @_guarded
     async def setxattr(self, ino: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         # pyfuse3 hands on no flags: XATTR_CREATE and XATTR_REPLACE are not told apart from neither.
-        await self._door.setxattr(ino, name, value, 0, _caller(ctx))
+        caller = _caller(ctx)
+        clear = name in acl.NAMES and not in_group((await self._door.getattr(ino, None, caller)).gid, caller)
+        await self._door.setxattr(ino, name, value, 0, caller, clear_sgid=clear)
 
     @_guarded
     async def listxattr(self, ino: int, ctx: RequestContext) -> list[bytes]:

@@ -273,12 +273,12 @@ class NativeEngine:
         return self._entry(ino, await self._door.symlink(ino, name, target, caller))
 
     async def _mknod(self, ino: int, body: memoryview, caller: Caller) -> Payload:
-        mode, rdev, name = p.mknod(body)
-        return self._entry(ino, await self._door.mknod(ino, name, mode, rdev, caller))
+        mode, rdev, umask, name = p.mknod(body)
+        return self._entry(ino, await self._door.mknod(ino, name, mode, rdev, caller, umask))
 
     async def _mkdir(self, ino: int, body: memoryview, caller: Caller) -> Payload:
-        perm, name = p.mkdir(body)
-        return self._entry(ino, await self._door.mkdir(ino, name, perm, caller))
+        perm, umask, name = p.mkdir(body)
+        return self._entry(ino, await self._door.mkdir(ino, name, perm, caller, umask))
 
     async def _unlink(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         await self._door.unlink(ino, p.name_of(body), caller)
@@ -308,13 +308,13 @@ class NativeEngine:
         return p.opened(opened.fh, _open_flags(opened))
 
     async def _create(self, ino: int, body: memoryview, caller: Caller) -> Payload:
-        flags, mode, name = p.create(body)
-        attr, opened = await self._door.create(ino, name, mode, flags, caller)
+        flags, mode, umask, name = p.create(body)
+        attr, opened = await self._door.create(ino, name, mode, flags, caller, umask)
         return self._entry(ino, attr) + p.opened(opened.fh, _open_flags(opened))
 
     async def _tmpfile(self, ino: int, body: memoryview, caller: Caller) -> Payload:
-        flags, mode = p.tmpfile(body)
-        attr, opened = await self._door.tmpfile(ino, mode, flags, caller)
+        flags, mode, umask = p.tmpfile(body)
+        attr, opened = await self._door.tmpfile(ino, mode, flags, caller, umask)
         return self._entry(ino, attr) + p.opened(opened.fh, _open_flags(opened))
 
     async def _read(self, ino: int, body: memoryview, caller: Caller) -> Payload:
@@ -352,8 +352,9 @@ class NativeEngine:
         return b""
 
     async def _setxattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
-        flags, name, value = p.setxattr(body)
-        await self._door.setxattr(ino, name, bytes(value), flags, caller)
+        assert self.settled is not None
+        flags, name, value, clear_sgid = p.setxattr(body, bool(self.settled.flags & p.SETXATTR_EXT))
+        await self._door.setxattr(ino, name, bytes(value), flags, caller, clear_sgid=clear_sgid)
         return b""
 
     async def _getxattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:

@@ -2,7 +2,7 @@
 
 Source of every layout, flag and number: include/uapi/linux/fuse.h of Linux 5.4 (7.31) to 6.18 (7.45). From 7.31 on
 no structure that we send or read changes its size except INIT's (16 bytes before 7.36, 64 after), so the one
-negotiated minor decides nothing else. Optional layouts (security contexts, extended setxattr) are never negotiated.
+negotiated minor decides nothing else. Of the optional layouts one is asked for, extended setxattr (7.33).
 
 Decoders take the body of one request (what follows the 40-byte header, extensions cut off) after ``parse_header``
 has checked the least length of its opcode; they return plain values or raise ProtocolError, whatever the bytes are.
@@ -41,6 +41,7 @@ ASYNC_READ = 1 << 0
 ATOMIC_O_TRUNC = 1 << 3
 EXPORT_SUPPORT = 1 << 4
 BIG_WRITES = 1 << 5
+DONT_MASK = 1 << 6
 AUTO_INVAL_DATA = 1 << 12
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
@@ -50,10 +51,12 @@ NO_OPEN_SUPPORT = 1 << 17
 PARALLEL_DIROPS = 1 << 18
 ABORT_ERROR = 1 << 21
 MAX_PAGES = 1 << 22
+POSIX_ACL = 1 << 20
 CACHE_SYMLINKS = 1 << 23
 NO_OPENDIR_SUPPORT = 1 << 24
 EXPLICIT_INVAL_DATA = 1 << 25
 HANDLE_KILLPRIV_V2 = 1 << 28
+SETXATTR_EXT = 1 << 29
 INIT_EXT = 1 << 30
 DIRECT_IO_ALLOW_MMAP = 1 << 36
 
@@ -62,15 +65,18 @@ WANTED: Final = (
     | ATOMIC_O_TRUNC
     | EXPORT_SUPPORT
     | BIG_WRITES
+    | DONT_MASK
     | DO_READDIRPLUS
     | READDIRPLUS_AUTO
     | ASYNC_DIO
     | PARALLEL_DIROPS
+    | POSIX_ACL
     | ABORT_ERROR
     | MAX_PAGES
     | CACHE_SYMLINKS
     | EXPLICIT_INVAL_DATA
     | HANDLE_KILLPRIV_V2
+    | SETXATTR_EXT
     | INIT_EXT
     | DIRECT_IO_ALLOW_MMAP
 )
@@ -93,6 +99,7 @@ OPEN_KILL_SUIDGID = 1 << 0
 WRITE_CACHE = 1 << 0
 WRITE_KILL_SUIDGID = 1 << 2
 FSYNC_FDATASYNC = 1 << 0
+SETXATTR_ACL_KILL_SGID = 1 << 0
 GETATTR_FH = 1 << 0
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << bit for bit in range(7))
 FATTR_ATIME_NOW, FATTR_MTIME_NOW, FATTR_LOCKOWNER, FATTR_CTIME, FATTR_KILL_SUIDGID = (1 << bit for bit in range(7, 12))
@@ -281,27 +288,27 @@ def setattr_in(body: memoryview, clock: Callable[[], int]) -> tuple[SetAttr, int
     return change, fh if valid & FATTR_FH else None
 
 
-def mknod(body: memoryview) -> tuple[int, int, bytes]:
-    """(mode, rdev, name); the kernel has applied the umask."""
-    mode, rdev = _PAIR.unpack_from(body)
-    return mode, rdev, name_of(body, 16)
+def mknod(body: memoryview) -> tuple[int, int, int, bytes]:
+    """(mode, rdev, umask, name); with DONT_MASK the umask is ours to apply."""
+    mode, rdev, umask, _ = _CREATE_IN.unpack_from(body)
+    return mode, rdev, umask, name_of(body, 16)
 
 
-def mkdir(body: memoryview) -> tuple[int, bytes]:
-    """(perm, name)"""
-    return _PAIR.unpack_from(body)[0], name_of(body, 8)
+def mkdir(body: memoryview) -> tuple[int, int, bytes]:
+    """(perm, umask, name)"""
+    return *_PAIR.unpack_from(body), name_of(body, 8)
 
 
-def create(body: memoryview) -> tuple[int, int, bytes]:
-    """(open flags, mode, name)"""
-    flags, mode, _, _ = _CREATE_IN.unpack_from(body)
-    return flags, mode, name_of(body, 16)
+def create(body: memoryview) -> tuple[int, int, int, bytes]:
+    """(open flags, mode, umask, name)"""
+    flags, mode, umask, _ = _CREATE_IN.unpack_from(body)
+    return flags, mode, umask, name_of(body, 16)
 
 
-def tmpfile(body: memoryview) -> tuple[int, int]:
-    """(open flags, mode); the name that follows is the kernel's own and means nothing."""
-    flags, mode, _, _ = _CREATE_IN.unpack_from(body)
-    return flags, mode
+def tmpfile(body: memoryview) -> tuple[int, int, int]:
+    """(open flags, mode, umask); the name that follows is the kernel's own and means nothing."""
+    flags, mode, umask, _ = _CREATE_IN.unpack_from(body)
+    return flags, mode, umask
 
 
 def open_in(body: memoryview) -> tuple[int, bool]:
@@ -331,13 +338,14 @@ def handle(body: memoryview) -> tuple[int, int]:
     return fh, flags
 
 
-def setxattr(body: memoryview) -> tuple[int, bytes, memoryview]:
-    """(flags, name, value)"""
+def setxattr(body: memoryview, extended: bool) -> tuple[int, bytes, memoryview, bool]:
+    """(flags, name, value, setgid is to be dropped with an access control list); ``extended``: with SETXATTR_EXT."""
     size, flags = _PAIR.unpack_from(body)
-    value_at = len(body) - size
-    if value_at < 10:
+    name_at, value_at = 16 if extended else 8, len(body) - size
+    if value_at < name_at + 2:
         raise ProtocolError("an extended attribute longer than its request")
-    return flags, xattr_name(body[8:value_at]), body[value_at:]
+    clear = extended and bool(body[8] & SETXATTR_ACL_KILL_SGID)
+    return flags, xattr_name(body[name_at:value_at]), body[value_at:], clear
 
 
 def xattr_name(body: memoryview) -> bytes:
