@@ -30,6 +30,7 @@ LAYERS = {
     "vfsd.system": 3,
     "vfsd.check": 3,
     "vfsd.vfs": 4,
+    "vfsd.mapped": 4,
     "vfsd.paths": 5,
     "vfsd.search": 5,
     "vfsd.doors": 6,

@@ -116,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--engine", choices=config.ENGINES, help="what speaks to the kernel (default: auto)")
     p.add_argument("--read-only", action="store_true", default=None, help="refuse every change, by either door")
     p.add_argument("--allow-other", action="store_true", default=None, help="let other users into the mount")
+    p.add_argument("--root-squash", action="store_true", default=None, help="root is nobody here, by either door")
+    for what in ("uid", "gid"):
+        p.add_argument(
+            f"--map-{what}", action="append", metavar="HOST:TREE[:COUNT]",
+            help=f"{what}s from HOST on are those from TREE on in the tree; all others are nobody's; repeatable",
+        )  # fmt: skip
     p.add_argument("--log-level", choices=config.LOG_LEVELS, help="(default: info)")
     p.set_defaults(run=_mount)
 
@@ -178,6 +184,9 @@ def _mount(args: argparse.Namespace) -> int:
         engine=args.engine,
         read_only=args.read_only,
         allow_other=args.allow_other,
+        root_squash=args.root_squash,
+        uid_map=args.map_uid,
+        gid_map=args.map_gid,
         log_level=args.log_level,
     )
     path = mountpoint.resolve(args.mountpoint)

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vfsd import executeconfig
+from vfsd.core import ids
 from vfsd.executeconfig import DEFAULT_EXECUTE, ExecutePolicy
 from vfsd.rules.config import NO_RULES, RulesSpec, with_tables
 
@@ -95,6 +96,9 @@ class Config:
     engine: str = "auto"
     read_only: bool = False
     allow_other: bool = False
+    root_squash: bool = False
+    uid_map: tuple[ids.Range, ...] = ()
+    gid_map: tuple[ids.Range, ...] = ()
     log_level: str = "info"
     routes: tuple[RouteSpec, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
@@ -110,8 +114,12 @@ _SCALARS: dict[str, type] = {
     "engine": str,
     "read_only": bool,
     "allow_other": bool,
+    "root_squash": bool,
+    "uid_map": list,
+    "gid_map": list,
     "log_level": str,
 }
+_WORDS = {bool: "true or false", str: "a string", list: "a list of strings"}
 _ROUTE_KEYS = ("kind", "location", "factory", "namespace", "set", "native")
 _POLICIES: dict[str, dict[str, type]] = {
     "checkpoints": {"every_calls": int, "every_execute": bool, "keep": int},
@@ -285,9 +293,9 @@ def load(path: Path) -> Config:
         if key not in _SCALARS:
             raise wrong(f"unknown key {key!r} (known: {', '.join((*_SCALARS, *_TABLES))})", key)
         if not isinstance(value, _SCALARS[key]):
-            raise wrong(f"{key} must be {'true or false' if _SCALARS[key] is bool else 'a string'}", key)
+            raise wrong(f"{key} must be {_WORDS[_SCALARS[key]]}", key)
         try:
-            _check_scalar(key, value)
+            table[key] = _scalar(key, value)
         except ConfigError as exc:
             raise wrong(str(exc), key) from None
     scalars: dict[str, Any] = {key: table[key] for key in _SCALARS if key in table}
@@ -364,13 +372,21 @@ def _settings(name: str, table: dict[str, Any], wrong: Callable[..., ConfigError
     return settings
 
 
-def _check_scalar(key: str, value: Any) -> None:
+def _scalar(key: str, value: Any) -> Any:
+    """The checked value of a key."""
     if key in ("name", "thread"):
         check_word(key, value)
     elif key == "engine":
         _choice(key, value, ENGINES)
     elif key == "log_level":
         _choice(key, value, LOG_LEVELS)
+    elif key in ("uid_map", "gid_map"):
+        try:
+            value = tuple(ids.parse(str(text)) for text in value)
+            ids.check(value)
+        except ValueError as exc:
+            raise ConfigError(f"{key} (--map-{key[:3]}): {exc}") from None
+    return value
 
 
 def complete(
@@ -383,9 +399,10 @@ def complete(
     namespaces of stores. Raises ConfigError for a bad value or two routes on one prefix.
     """
     given = {key: value for key, value in overrides.items() if value is not None}
-    for key, value in given.items():
-        _check_scalar(key, value)
-    config = replace(config, **given)
+    try:
+        config = replace(config, **{key: _scalar(key, value) for key, value in given.items()})
+    except ConfigError as exc:
+        raise UsageError(str(exc)) from None
     table = {spec.prefix: spec for spec in config.routes}
     seen: set[str] = set()
     for spec in routes:

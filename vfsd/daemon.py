@@ -36,11 +36,14 @@ from vfsd.config import (
     state_home,
     thread_home,
 )
+from vfsd.core.ids import Ids
 from vfsd.core.types import NODE_BITS, ROOT_NODE
 from vfsd.doors import engines, rpc, rpcroutes
 from vfsd.doors.fuse import FuseDoor
+from vfsd.doors.squash import SquashingDoor
 from vfsd.feed import Feed
 from vfsd.liveroutes import LiveRoutes
+from vfsd.mapped import MappedVfs
 from vfsd.nativeroutes import NativeRoutes
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
@@ -77,6 +80,7 @@ class Daemon:
         self.audit: Audit | None = None
         self.rulebook: Rulebook
         self.natives: NativeRoutes
+        self._ids = Ids(config.uid_map, config.gid_map) if config.uid_map or config.gid_map else None
         self._engine: engines.Engine | None = None
         self._serving = trio.CancelScope()
         self._leave = trio.Event()
@@ -134,7 +138,8 @@ class Daemon:
         table.add_volume(past)
         table.overlay(ROOT_NODE, b".checkpoints", past.root_ino, hidden=True)
         self.checkpoints = Checkpoints(table, past, self.config.checkpoints, time.time_ns, self._thread_home)
-        vfs = Vfs(table, feed, system)
+        ids = self._ids
+        vfs = MappedVfs(table, feed, system, ids) if ids else Vfs(table, feed, system)
         if self.config.audit.enabled:
             self._watch(vfs, owner)
         try:
@@ -191,6 +196,8 @@ class Daemon:
         if spec.kind in ("store", "blob", "backend"):
             return open_remote(spec, base, feed, read_only=read_only)
         owner = (os.geteuid(), os.getegid())
+        if self._ids:
+            owner = self._ids.uid_in(owner[0]), self._ids.gid_in(owner[1])
         if spec.location is None:
             return TreeVolume(base, MemoryBackend(), feed, time.time_ns, owner=owner, read_only=read_only)
         backend = SqliteBackend(spec.location)
@@ -205,6 +212,10 @@ class Daemon:
         except ImportError as exc:
             raise mounts.MountpointError(str(exc)) from None
         log.info("engine %s (%s)", self._engine.name, reason)
+        if config.root_squash and not config.allow_other and os.geteuid() == 0:
+            log.warning(
+                "root_squash without allow_other: nobody but root may enter this mount, and root is nobody in it"
+            )
         options = engines.Options(allow_other=config.allow_other, read_only=config.read_only)
         self.started = time.time()
 
@@ -226,6 +237,7 @@ class Daemon:
             checkpoints=self.checkpoints,
             rules=self.rulebook,
             binds=self.natives.binds,
+            root_squash=config.root_squash,
         )
         live = LiveRoutes(config, vfs.table, vfs.feed, self._volume)
         live.changed = lambda: registry.record(self.entry(vfs))
@@ -240,7 +252,8 @@ class Daemon:
             nursery.start_soon(self._leave_when_asked)
             nursery.start_soon(self.rulebook.warn)
             # A route that waits brings contents out at each close.
-            fuse = FuseDoor(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
+            kind = SquashingDoor if config.root_squash else FuseDoor
+            fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
             with self._serving:
                 mounts.clear(self.mountpoint)
                 await self._engine.run(fuse, self.mountpoint, options, started)

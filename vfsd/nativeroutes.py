@@ -73,6 +73,8 @@ class NativeRoutes:
             yield f"commands have the host's own /{top}"
         if config.read_only:
             yield "the mount is read-only"
+        if config.root_squash or config.uid_map or config.gid_map:
+            yield "ids on the host are others than in the mount (root_squash, uid_map, gid_map)"
         for layer in self._rulebook.guard.layers.values():
             for operation in OPERATIONS:
                 for verdict in (DENY, INTERRUPT):

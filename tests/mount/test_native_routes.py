@@ -128,6 +128,12 @@ def test_not_on_a_read_only_mount(place: Place) -> None:
         assert tools.write(client, "/project/f", "x").error
 
 
+def test_not_where_ids_are_others_than_on_the_host(place: Place) -> None:
+    with place.mount(map_uid=f"{os.geteuid()}:0"):
+        assert "ids on the host are others than in the mount" in place.said
+        assert place.route()["native"] is False
+
+
 def test_not_with_vfsds_own_files_in_it(place: Place) -> None:
     place.host.rmdir()
     place.host.symlink_to(place.world.base / "state")

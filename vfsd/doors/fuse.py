@@ -86,10 +86,14 @@ class FuseDoor:
             invalidate(stale)
 
     def ttl(self, ino: int) -> float:
-        """Seconds the kernel may keep ``ino``'s attributes, or if a directory its entries."""
+        """Seconds the kernel may keep ``ino``'s attributes, or if a directory its listing."""
         if self.known.uncached and ino in self.known.uncached:
             return 0.0
         return self.vfs.ttl(ino)
+
+    def entry_ttl(self, parent: int) -> float:
+        """Seconds the kernel may keep what a name in ``parent`` is."""
+        return self.ttl(parent)
 
     def forget(self, ino: int, count: int) -> None:
         self.known.forget(ino, count)

@@ -51,6 +51,7 @@ from agenttools.wire import (
     make_runtime_dir,
     runtime_dir,
 )
+from vfsd.core.ids import squashed
 from vfsd.core.types import Caller
 from vfsd.doors.rpcops import OPS, Session
 from vfsd.doors.rpcroom import PATIENCE_S, ROOM, Room
@@ -92,7 +93,7 @@ class RpcDoor:
     ``hello``: what is told of the mount besides the protocol's own fields, read anew at each hello. ``status``: the
     reply to ``status``, without ``connections``. ``shutdown``: begins a clean unmount and returns at once. ``binds``:
     the host directories that commands may have over routes, for ``stub``.
-    ``allow_uids``: who may connect besides root and the daemon's own user.
+    ``allow_uids``: who may connect besides root and the daemon's own user. ``root_squash``: root acts as nobody.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class RpcDoor:
         rules: Rulebook | None = None,
         binds: Callable[[], list[Message]] = list,
         allow_uids: Collection[int] = (),
+        root_squash: bool = False,
     ) -> None:
         self.vfs = vfs
         self.checkpoints = checkpoints
@@ -120,6 +122,7 @@ class RpcDoor:
         self.room = Room()
         self._hello = hello
         self._version = version
+        self._caller = squashed if root_squash else lambda caller: caller
         self._uids = {0, os.geteuid(), *allow_uids}
 
     def hello(self) -> Message:
@@ -180,7 +183,7 @@ class RpcDoor:
             elif self.connections > MAX_CONNECTIONS:
                 _say(sock, OSError(errno.EMFILE, f"more than {MAX_CONNECTIONS} connections"))
             else:
-                await Connection(self, sock, Caller(uid, gid, pid, "rpc")).run()
+                await Connection(self, sock, self._caller(Caller(uid, gid, pid, "rpc"))).run()
         except Exception:
             log.exception("a connection ended")
         finally:

@@ -148,7 +148,7 @@ class _Operations(pyfuse3.Operations):
         return e
 
     def _entry(self, parent: int, attr: Attr) -> EntryAttributes:
-        return self._attributes(attr, self._door.ttl(parent))
+        return self._attributes(attr, self._door.entry_ttl(parent))
 
     def _handle(self, ino: int, fh: int, flags: int) -> int:
         self._last += 1
@@ -167,7 +167,7 @@ class _Operations(pyfuse3.Operations):
         attr = await self._door.lookup(parent, name, _caller(ctx))
         if attr is not None:
             return self._entry(parent, attr)
-        ttl = self._door.ttl(parent)
+        ttl = self._door.entry_ttl(parent)
         if ttl == 0.0:
             raise OSError(errno.ENOENT, "no such name")
         nothing = EntryAttributes()
@@ -326,7 +326,7 @@ class _Operations(pyfuse3.Operations):
     @_guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         ino, handle, _ = self._handles[fh]
-        ttl = self._door.ttl(ino)
+        ttl = self._door.entry_ttl(ino)
         for name, attr, following in await self._door.readdir(ino, handle, start_id, _NOBODY):
             if not pyfuse3.readdir_reply(token, name, self._attributes(attr, ttl), following):
                 return

@@ -247,13 +247,13 @@ class NativeEngine:
         return table
 
     def _entry(self, parent: int, attr: Attr) -> bytes:
-        return p.entry(attr, self._door.ttl(parent), self._door.ttl(attr.ino))
+        return p.entry(attr, self._door.entry_ttl(parent), self._door.ttl(attr.ino))
 
     async def _lookup(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         attr = await self._door.lookup(ino, p.name_of(body), caller)
         if attr is not None:
             return self._entry(ino, attr)
-        ttl = self._door.ttl(ino)
+        ttl = self._door.entry_ttl(ino)
         if ttl == 0.0:
             raise OSError(errno.ENOENT, "no such name")
         return p.negative(ttl)
@@ -385,7 +385,7 @@ class NativeEngine:
     async def _readdirplus(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         fh, offset, room = p.read_in(body)
         door = self._door
-        entry_ttl = door.ttl(ino)
+        entry_ttl = door.entry_ttl(ino)
         out = bytearray()
         for name, attr, following in await door.readdir(ino, fh, offset, caller):
             one = p.dirent(name, attr.ino, attr.mode, following)
