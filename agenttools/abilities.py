@@ -17,16 +17,29 @@ from agenttools.views import ViewUnavailable, need_bwrap
 
 _KEY = "doctor"
 
+_SECCOMP = "in a container: --security-opt seccomp=unconfined"
+_FIXES = {
+    # The kernel refuses a new /proc to who has parts of it covered, as container engines do (fs/namespace.c).
+    "mount proc": "in a container: --security-opt unmask=ALL (Docker: --security-opt systempaths=unconfined)",
+    "loopback": "in a container: --cap-add NET_ADMIN too",
+    "bubblewrap)": "apt-get install -y bubblewrap",
+}
+"""What to do about what bubblewrap says, by a word of it."""
+
 
 def profiles() -> dict[str, str]:
     """Whether commands can be confined at all: a keeper, and a command in its namespaces, for each profile."""
     what = "profiles of execute"
+    can: list[str] = []
     try:
         bwrap = need_bwrap()
         for profile in (confinement.choose("tree", {}), confinement.choose("offline", {})):
             _try(bwrap, profile)
+            can.append(profile)
     except (ViewUnavailable, KeeperFailed) as error:
-        return _finding(what, f"only 'open': {error.strerror}", "in a container: --security-opt seccomp=unconfined")
+        said = str(error.strerror)
+        fix = next((fix for word, fix in _FIXES.items() if word in said), "")
+        return _finding(what, f"only {' and '.join(map(repr, ['open', *can]))}: {said}", fix or _SECCOMP)
     return _finding(what, "'tree' and 'offline' can be enforced, by namespaces and a filter of system calls")
 
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +173,22 @@ class Child:
         if self.process.pid not in left:
             self.process.wait()
         return left
+
+    @contextlib.contextmanager
+    def passing_on(self, *numbers: int) -> Iterator[None]:
+        """Signals that reach the caller meanwhile go to the command instead. For the main thread."""
+
+        def pass_on(number: int, frame: object) -> None:
+            inner = self._tell("child-pid")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid if inner is None else inner, number)
+
+        held = {number: signal.signal(number, pass_on) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in held.items():
+                signal.signal(number, handler)
 
     def exit_code(self) -> int:
         """Wait, and give the shell's idea of the exit code. Raises SetupFailed when the command was never started."""

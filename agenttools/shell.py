@@ -264,7 +264,7 @@ def _in_view(
         return _confined(client, view, chosen, wanted, place, cwd, env, call, run)
     if limits:
         raise ValueError("limits need a profile that confines: tree or offline")
-    if view == "root" or (view == "auto" and not _root_view_fails):
+    if place != "/" and (view == "root" or (view == "auto" and not _root_view_fails)):
         try:
             result = run(root_view(client, place, cwd, env, call))
             _root_view_works = True
@@ -280,7 +280,7 @@ def _in_view(
             if view == "root" or _root_view_works:
                 raise ViewUnavailable(EOPNOTSUPP, f"the root view cannot be made here: {said}") from None
             _root_view_fails = said
-    return run(mount_view(place, cwd, env, call, _root_view_fails if view == "auto" else ""))
+    return run(mount_view(place, cwd, env, call, _root_view_fails if view == "auto" and place != "/" else ""))
 
 
 def _confined(
@@ -297,6 +297,8 @@ def _confined(
     """``run`` confined, or not at all."""
     if view == "mount":
         raise _refused(profile, "the view 'mount' has no namespaces to confine a command in")
+    if place == "/":
+        raise _refused(profile, "the tree is the root of this container, and all that is mounted in it would be shown")
     try:
         try:
             return run(_prepared(client, profile, limits, place, cwd, env, call))
@@ -358,7 +360,8 @@ def _run_interactive(launch: Launch, argv: Sequence[str]) -> int:
     try:
         child = Child(launch, (sys.executable, "-ISc", _STARTER, *argv), ())
         try:
-            return child.exit_code()
+            with child.passing_on(signal.SIGTERM, signal.SIGHUP) if main else contextlib.nullcontext():
+                return child.exit_code()
         except SetupFailed:
             raise SetupFailed("bubblewrap failed; what it said is above") from None
         finally:

@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 from agenttools import confinement as confine
 from agenttools import inside, wire
 from agenttools.confinement import Confinement, Profile
+from agenttools.keeper import privileged
 
 __all__ = ["Profile", "View", "ViewName"]
 
@@ -51,6 +52,10 @@ MARKER = "VFSD_EXECUTE"
 
 CALL = "VFSD_CALL_ID"
 """Names the tool call that the command is run for; a command run by that one without a call of its own inherits it."""
+
+
+_OWN = ".checkpoints"
+"""A directory that every tree has and nothing else."""
 
 
 class ViewUnavailable(OSError):
@@ -83,30 +88,44 @@ class Launch:
 
 def mountpoint_of(client: TreeClient, override: str | None = None) -> str:
     """The directory where the daemon's tree is mounted, as the caller sees it (``override``: in a container it may
-    be elsewhere than where the daemon says).
+    be elsewhere than where the daemon says). ``/`` in a container whose root file system is the tree.
 
     Raises ViewUnavailable (ENODEV) when what is there is not this tree: not mounted, dead, or another one.
     """
     path = override if override is not None else os.fsdecode(client.hello["mountpoint"])
     path = os.path.abspath(path)
-    try:
-        here = os.stat(path).st_ino
-    except OSError as error:
-        raise ViewUnavailable(ENODEV, f"the tree is not usable at its mountpoint ({error.strerror})", path) from error
-    if here != client.call("stat", path=b"/")["attr"]["ino"]:
-        raise ViewUnavailable(
-            ENODEV, "the daemon's tree is not mounted there; execute needs the mount where the caller is", path
-        )
+    problem = _not_there(client, path, ())
+    # The root of many a file system has the number that the tree's has; no other has this directory, under its number.
+    if problem and override is None and not _not_there(client, "/", ("", _OWN)):
+        return "/"
+    if problem:
+        raise ViewUnavailable(ENODEV, problem, path)
     return path
 
 
+def _not_there(client: TreeClient, path: str, names: Sequence[str]) -> str:
+    """Why ``path`` is not where the daemon's tree is, judged by its ``names``; "" when it is."""
+    for name in names or ("",):
+        try:
+            here = os.stat(posixpath.join(path, name)).st_ino
+        except OSError as error:
+            return f"the tree is not usable at its mountpoint ({error.strerror}); in a container, bind it in there"
+        if here != client.call("stat", path=os.fsencode(f"/{name}"))["attr"]["ino"]:
+            return "the daemon's tree is not mounted there; execute needs the mount where the caller is"
+    return ""
+
+
 def mount_view(mountpoint: str, cwd: str, env: Mapping[str, str], call: str, why: str = "") -> Launch:
-    """No namespace: the command runs in ``mountpoint``/``cwd`` and sees the host's root. ``why``: no other."""
-    environ = _environment(os.environ.get("PATH", STANDARD_PATH), _home(mountpoint, mountpoint), mountpoint + "/tmp")
+    """No namespace: the command runs in ``mountpoint``/``cwd`` and sees the caller's root. ``why``: no other.
+
+    Where the caller's root is the tree, it is the root view all the same.
+    """
+    shown = mountpoint.rstrip("/")
+    environ = _environment(os.environ.get("PATH", STANDARD_PATH), _home(mountpoint, shown), shown + "/tmp")
     _make_temporary(mountpoint)
-    directory = mountpoint + absolute(cwd)
+    directory = shown + absolute(cwd)
     notice = f"Ran in the mount view, in the directory {directory}: {why}" if why else ""
-    return Launch("mount", mountpoint, (), _finish(environ, env, call), directory, notice)
+    return Launch("mount" if shown else "root", mountpoint, (), _finish(environ, env, call), directory, notice)
 
 
 def root_view(
@@ -128,7 +147,9 @@ def root_view(
     wanted = [*toolchain(os.environ.get("PATH", ""), os.environ.get("VIRTUAL_ENV", ""), mountpoint), mountpoint]
     # Every time, not once: a daemon that was restarted has forgotten them, and rules may have come into force.
     binds = _ask_for_stubs(client, [os.fsencode(path) for path in wanted])
-    argv = [bwrap, *(confine.namespaces(confinement) if confinement else ()), "--bind", mountpoint, "/"]
+    # bubblewrap takes it from the uid that root needs no user namespace; a container's root may well need one.
+    more = ["--unshare-user"] if os.geteuid() == 0 and not privileged() else []
+    argv = [bwrap, *(confine.namespaces(confinement) if confinement else more), "--bind", mountpoint, "/"]
     shown = [f"/{name}" for name in SYSTEM if _is_dir(f"/{name}", follow=False)]
     shown = [path for path in shown if _is_dir(mountpoint + path, follow=False)]
     for path in shown:

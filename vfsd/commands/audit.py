@@ -166,6 +166,8 @@ def _plain(r: Record) -> str:
         who.append(f"execute {_safe(r['execute'])}")
     if r.get("pid"):
         who.append(f"pid {r['pid']} uid {r.get('uid')}")
+    elif r.get("door") == "fuse":
+        who.append(f"a process in a pid namespace out of sight, or the kernel, uid {r.get('uid')}")
     if r.get("command"):
         who.append(_safe(r["command"]))
     return f"{line}  {_paint(', '.join(who) or r.get('door', ''), _CYAN)}"

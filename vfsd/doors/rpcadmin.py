@@ -6,6 +6,8 @@ Registered in ``rpcops.OPS`` by being imported. Must not know sockets or frames,
 from __future__ import annotations
 
 import errno
+import functools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ from vfsd.doors.rpcops import Message, Session, op, want
 
 if TYPE_CHECKING:
     from vfsd.past.checkpoints import Checkpoints
+
+log = logging.getLogger(__name__)
 
 DIFF_MAX = 20_000
 DIFF_BYTES = 6 << 20
@@ -122,10 +126,20 @@ async def gc(s: Session, m: Message, caller: Caller) -> Message:
     return {"result": await _checkpoints(s).collect()}
 
 
+@functools.cache
+def _tell_unseen() -> None:
+    log.warning(
+        "a command runs in a pid namespace that this daemon does not see: the audit cannot lead its changes back to "
+        "the tool call. Share the namespace (podman run --pid container:ID, shareProcessNamespace), see docs/containers.md"
+    )
+
+
 @op
 async def execute_begin(s: Session, m: Message, caller: Caller) -> Message:
     """{command: bytes, call: str} -> {checkpoint: id or ""}: a command of that marker is about to run in the tree"""
     want(m, "call", str)
+    if caller.pid == 0:  # SO_PEERCRED has no number for a process outside our pid namespace, nor has FUSE
+        _tell_unseen()
     command = want(m, "command", bytes).decode(errors="replace")
     taken = "" if s.host.checkpoints is None else await s.host.checkpoints.before_execute(command, caller)
     return {"checkpoint": taken}

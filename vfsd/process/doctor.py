@@ -139,9 +139,10 @@ def sandbox() -> Finding:
     found = shutil.which("bwrap") or shutil.which("bwrap", path=str(Path(sys.executable).parent))
     if found is None:
         return Finding(what, "bubblewrap is missing, so only the view 'mount'", _sudo("apt-get install -y bubblewrap"))
-    run = subprocess.run(
-        [found, "--ro-bind", "/", "/", "--dev", "/dev", "--", "/bin/true"], capture_output=True, text=True, check=False
-    )
+    # A container's root without that capability needs a user namespace, of which bubblewrap does not think by itself.
+    options = [] if capability().ok else ["--unshare-user"]
+    argv = [found, *options, "--ro-bind", "/", "/", "--dev", "/dev", "--", "/bin/true"]
+    run = subprocess.run(argv, capture_output=True, text=True, check=False)
     if run.returncode == 0:
         return Finding(what, f"{found} works: views 'root' and 'mount'")
     words = run.stderr.strip().rpartition("\n")[2]
