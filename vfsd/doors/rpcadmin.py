@@ -130,7 +130,7 @@ async def gc(s: Session, m: Message, caller: Caller) -> Message:
 def _tell_unseen() -> None:
     log.warning(
         "a command runs in a pid namespace that this daemon does not see: the audit cannot lead its changes back to "
-        "the tool call. Share the namespace (podman run --pid container:ID, shareProcessNamespace), see docs/containers.md"
+        "the tool call. Share the namespace (podman: --pid container:ID, Kubernetes: shareProcessNamespace)"
     )
 
 
