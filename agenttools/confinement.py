@@ -63,7 +63,9 @@ def prepare(bwrap: str, profile: Profile, wanted: Limits, tree: str) -> Confinem
     if not seccomp.supported():
         raise keeper.KeeperFailed(95, "there is no filter of system calls for this kind of machine")
     # Commands with other rights must not share a process tree, where one could be made to act for the other.
-    key = hashlib.sha256(f"{bwrap}\0{tree}\0{wanted!r}".encode(errors="surrogateescape")).hexdigest()[:16]
+    # Nor may another container's, which may have the same directory to find it in: a pid there is another process here.
+    here = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "mnt", "user")]
+    key = hashlib.sha256(f"{bwrap}\0{tree}\0{wanted!r}\0{here}".encode(errors="surrogateescape")).hexdigest()[:16]
     key = f"{profile}-{key}"
     group = limits.group(wanted, key)
     limits.check(wanted, group)

@@ -87,7 +87,16 @@ def test_roots_container(podman: Podman, mount: Mount) -> None:
 @pytest.mark.parametrize("profile", ["tree", "offline"])
 def test_commands_are_confined_in_a_container_whose_proc_is_whole(podman: Podman, mount: Mount, profile: str) -> None:
     inside = within(podman, *mount.flags, "--security-opt", "unmask=ALL")
+    execute = ["agenttools", "execute", "--profile", profile]
+    # The host's commands share namespaces, which are not the container's, though both know of them by the same files.
+    mount.outside(*execute, "exec sleep 60 >/dev/null 2>&1 &")
+    seen = [*execute, "cat /proc/[0-9]*/comm | grep -c sleep; :"]
+    assert mount.outside(*seen) == "1\n"
     one_path_and_who_did_it(profile, mount.outside, inside, profile=profile, pidns=False)
+    lasting = inside("sh", "-c", f"{shlex.join([*execute, 'exec sleep 50 >/dev/null 2>&1 &'])}; {shlex.join(seen)}")
+    assert lasting == "1\n"
+    assert mount.outside(*seen) == "1\n"
+    mount.outside(*execute, "kill $(grep -l sleep /proc/[0-9]*/comm | cut -d/ -f3)")
 
 
 def test_commands_that_cannot_be_confined_are_not_run(podman: Podman, mount: Mount) -> None:
