@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 from engine import Podman
-from hosts import USER, Host
+from hosts import USER, Host, NoHost
 
 _reasons: set[str] = set()
 
@@ -18,7 +19,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"CONTAINERS NOT TESTED: {reason}", red=True, bold=True)
 
 
-def leave_out(reason: str) -> None:
+def leave_out(reason: str) -> NoReturn:
     """Skips, and says so where nobody overlooks it."""
     _reasons.add(reason)
     pytest.skip(reason)
@@ -28,7 +29,10 @@ def leave_out(reason: str) -> None:
 def host() -> Iterator[Host]:
     if os.geteuid() != 0:
         leave_out("only root can make a host for them")
-    made = Host()
+    try:
+        made = Host()
+    except NoHost as error:
+        leave_out(f"no host for them can be made here: {error}")
     yield made
     made.close()
 

@@ -24,6 +24,7 @@ class Podman:
         self.host, self.user = host, user
         self.place = host.directory(f"podman{user}", user)
         self._count = 0
+        self._started: list[str] = []
         self._podman = [
             "podman", *(f"--{name}={self.place}/{place}" for name, place in PLACES.items()), "--storage-driver=vfs",
             "--cgroup-manager=cgroupfs", "--runtime=runc", "--events-backend=none",
@@ -48,6 +49,7 @@ class Podman:
 
     def start(self, name: str, *flags: str | Path, argv: Words = (), rootfs: Path | None = None) -> None:
         """A container that goes on, for ``inside``."""
+        self._started.append(name)
         self.host.run(*self.whole("-d", "--name", name, *flags, rootfs=rootfs, argv=argv), user=self.user)
 
     def inside(self, name: str, *argv: str | Path, code: int | None = 0, stdin: str = "", **env: str) -> Done:
@@ -71,4 +73,6 @@ class Podman:
         return root
 
     def close(self) -> None:
-        self.podman("rm", "--all", "--force", "--time", "0", code=None)
+        """Ends what was started, the latest first: others may depend on the first."""
+        while self._started:
+            self.podman("rm", "--force", "--time", "0", self._started.pop())

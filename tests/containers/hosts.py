@@ -49,18 +49,28 @@ def _closed(path: str) -> str | None:
     return next((place for place in above if not os.stat(place).st_mode & 1), None)
 
 
+class NoHost(Exception):
+    """It cannot be made on this machine; the argument says why."""
+
+
 class Host:
-    """``run`` runs a command on it, as root or as an ordinary user. ``base`` is a directory that both may enter."""
+    """``run`` runs a command on it, as root or as an ordinary user. ``base`` is a directory that both may enter.
+
+    Raises NoHost.
+    """
 
     def __init__(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="vc-"))
         self.base.chmod(0o755)
         self._keeper = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", self._script()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._keeper.stdout is not None
-        assert self._keeper.stdout.readline() == "ready\n"
+        if self._keeper.stdout.readline() != "ready\n":
+            said = self._keeper.communicate(timeout=SECONDS)[1]
+            shutil.rmtree(self.base, ignore_errors=True)
+            raise NoHost(said.strip())
 
     def directory(self, name: str, user: int = 0) -> Path:
         path = self.base / name

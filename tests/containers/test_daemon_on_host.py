@@ -37,8 +37,8 @@ class Mount:
     def start(self, *options: str) -> None:
         self.outside("vfsd", "mount", *options, str(self.point))
 
-    def outside(self, *argv: str, stdin: str = "") -> str:
-        return self.host.run(*argv, user=self.user, stdin=stdin).stdout
+    def outside(self, *argv: str, stdin: str = "", **env: str) -> str:
+        return self.host.run(*argv, user=self.user, stdin=stdin, env=env).stdout
 
     @property
     def flags(self) -> list[str]:
@@ -104,10 +104,10 @@ def test_commands_that_cannot_be_confined_are_not_run(podman: Podman, mount: Mou
     done = podman.run(*mount.flags, argv=["sh", "-c", script])
     assert "nothing was run, since a command cannot be confined by the profile 'tree' here" in done.stderr
     assert "only 'open'" in done.stdout and "--security-opt unmask=ALL" in done.stdout
-    assert not (mount.point / "ran").exists()
+    assert "/ran" not in mount.outside("agenttools", "ls", "/")
 
 
-def test_a_container_whose_root_is_the_tree(podman: Podman, mount: Mount, host: Host) -> None:
+def test_a_container_whose_root_is_the_tree(podman: Podman, mount: Mount) -> None:
     """No namespace is needed then, nor a mountpoint in the container."""
     with Client(socket=mount.sockets / "default.sock") as client:  # an image has these below /usr
         client.call("stub", paths=[os.fsencode(path) for path in toolchain()])
@@ -117,7 +117,12 @@ def test_a_container_whose_root_is_the_tree(podman: Podman, mount: Mount, host: 
     assert inside("cat", "/rooted/inside") == "from inside\n"
     refused = podman.run(*flags, rootfs=mount.point, argv=["agenttools", "execute", "true"], code=1)
     assert "the tree is the root of this container" in refused.stderr
-    assert "/work" not in mount.outside("agenttools", "ls", "/")
+
+
+@pytest.mark.parametrize("profile", ["open", "tree"])
+def test_an_ordinary_user_without_containers(users: Mount, profile: str) -> None:
+    """fusermount3 mounts for them."""
+    one_path_and_who_did_it(f"user_{profile}", users.outside, users.outside, profile=profile, pidns=profile == "open")
 
 
 def test_rootless(rootless: Podman, users: Mount) -> None:
@@ -138,7 +143,7 @@ def test_users_of_a_container_other_than_who_mounted(rootless: Podman, users: Mo
     assert rootless.run(*flags, argv=["cat", users.point / "seen"]).stdout == "by all"
 
 
-def test_a_restarted_daemon(podman: Podman, host: Host, mount: Mount) -> None:
+def test_a_restarted_daemon(podman: Podman, mount: Mount) -> None:
     """Its new mount is in running containers that have the directory above with rslave; one bound in itself is dead."""
     below = ["-v", f"{mount.shared}:{mount.shared}:rslave", *mount.flags[2:]]
     podman.start("follows", *below, argv=["sleep", "1000"])
@@ -157,12 +162,12 @@ def test_a_restarted_daemon(podman: Podman, host: Host, mount: Mount) -> None:
     assert "Transport endpoint is not connected" in podman.inside("stays", *command, code=None).stderr
 
 
-def test_a_container_that_an_execute_starts(podman: Podman, host: Host, mount: Mount) -> None:
+def test_a_container_that_an_execute_starts(podman: Podman, mount: Mount) -> None:
     """podman leaves nothing of who started it, so the marks have to be passed on."""
     mount.outside("mkdir", str(mount.point / "started"))
     script = f"cd {mount.point}/started; echo > by_podman; env -i /bin/sh -c 'echo > cleared_by_podman'"
     marks = ["-e", "VFSD_EXECUTE", "-e", "VFSD_CALL_ID"]
     command = podman.whole("--rm", *marks, *mount.flags, argv=["sh", "-c", script])
     execute = ["agenttools", "execute", "--view", "mount", "--profile", "open", shlex.join(command)]
-    host.run(*execute, env={"VFSD_CALL_ID": "started"})
+    mount.outside(*execute, VFSD_CALL_ID="started")
     who_did_it("started", mount.outside, ["by_podman", "cleared_by_podman"])

@@ -117,6 +117,18 @@ def entries() -> list[dict[str, Any]]:
     return found
 
 
+def is_daemon(pid: int, name: str) -> bool:
+    """Whether process ``pid``, as we count, holds the lock of mount ``name``: a daemon in a container's pid namespace
+    has recorded the number it has there, which here is some other process's."""
+    lock = os.stat(lock_path(name))
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), lock):
+                    return True
+    return False
+
+
 def stopped(pid: int) -> bool:
     """Whether process ``pid`` does not run, by a signal (kill -STOP, ^Z) or a debugger, and stays so for a second."""
     deadline = time.monotonic() + STOPPED_SECONDS
