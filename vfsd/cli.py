@@ -278,7 +278,7 @@ def _umount(args: argparse.Namespace) -> int:
         _clean_dead(entry)
         return 0
     path, name, pid = entry["mountpoint"], entry["name"], entry["pid"]
-    if not registry.is_daemon(pid, name):
+    if not registry.is_daemon(pid, name) and registry.holder(registry.lock_path(name)) is not None:
         raise Failure(f"{name!r} runs in a container, as pid {pid} there: end it there, or end the container")
     mount = mountpoint.mount_at(path)
     dev = mount.dev if mount is not None and mount.ours else None
