@@ -11,6 +11,7 @@ directory ``/.checkpoints/<id>`` of the tree.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,10 @@ def _text(value: Any) -> Any:
     return value
 
 
+def _time(mark: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark["time_ns"] // 10**9))
+
+
 def _worded(result: CheckpointResult, said: str) -> CheckpointResult:
     return CheckpointResult(result.data, said)
 
@@ -81,7 +86,7 @@ def _all_of() -> Steps[CheckpointResult]:
     """All checkpoints, oldest first, in ``data["checkpoints"]``."""
     result = yield from _asked("checkpoint", action="list")
     marks = result.data.get("checkpoints", [])
-    lines = [f"{mark['id']}  {mark['cause']}  {mark['label']}".rstrip() for mark in marks]
+    lines = [f"{mark['id']}  {_time(mark)}  {mark['cause']:7}  {mark['label']}".rstrip() for mark in marks]
     return result if result.error is not None else _worded(result, "\n".join(lines) or "There are no checkpoints.")
 
 
@@ -127,7 +132,8 @@ def _restore(ref: str) -> Steps[CheckpointResult]:
     d = result.data
     if d["before"] is None:
         return _worded(result, f"Nothing to restore: the tree is as it was at checkpoint {d['id']}.")
-    return _worded(result, f"Restored checkpoint {d['id']}. How it was until now is checkpoint {d['before']}.")
+    done = d["back"] or "only times were other"
+    return _worded(result, f"Restored checkpoint {d['id']}: {done}. How it was until now is checkpoint {d['before']}.")
 
 
 restore, arestore = both(_restore)
@@ -161,8 +167,12 @@ def _undo() -> Steps[CheckpointResult]:
     if result.error is not None:
         return result
     d = result.data
+    done = d["back"]
     after = "".join(f"\nand what came after it: {what}" for what in d["after"])
-    return _worded(result, f"Took back {d['undone']}{after}\nTo have it again, restore checkpoint {d['before']}.")
+    return _worded(
+        result,
+        f"Took back {d['undone']}: {done}{after}\nTo have it again, restore checkpoint {d['before']}.",
+    )
 
 
 undo, aundo = both(_undo)

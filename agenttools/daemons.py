@@ -22,6 +22,11 @@ from agenttools.client import Client, VfsdUnavailable
 START_S = 60.0
 """Seconds to wait for a mount: a tree left by a killed daemon is recovered first."""
 
+_TURN_S = 0.02
+"""Seconds between looks whether somebody else is done with starting the daemon."""
+
+_LATE = f"no answer from it within {START_S:g} seconds"
+
 _LONGEST = 32
 """Characters of a thread in a name: the socket's whole path has room for 108 bytes (unix(7))."""
 
@@ -63,23 +68,47 @@ class ThreadClient(Client):
         try:
             return await super().acall(op, **params)
         except VfsdUnavailable:
-            await asyncio.to_thread(self._begin)
+            # Whoever is cancelled leaves a daemon that has begun to start, and others who wait for it, alone.
+            start = asyncio.ensure_future(self._abegin())
+            start.add_done_callback(_retrieved)
+            await asyncio.shield(start)
         return await super().acall(op, **params)
 
     def _begin(self) -> None:
         """Have the daemon running. One at a time, in whichever process: a second ``vfsd mount`` would be refused."""
-        try:
-            home = os.path.join(wire.make_runtime_dir(), "mnt")
-            os.makedirs(home, mode=0o700, exist_ok=True)
-            turn = os.open(os.path.join(home, f"{self.mount}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise self._failed(f"{exc.filename}: {exc.strerror}") from None
+        turn = self._lock_file()
         try:
             fcntl.flock(turn, fcntl.LOCK_EX)
             if not self._answers():
-                self._mount(os.path.join(home, self.mount))
+                self._mount()
         finally:
             os.close(turn)
+
+    async def _abegin(self) -> None:
+        """The same without holding up the event loop, or a thread."""
+        turn = self._lock_file()
+        try:
+            while not _locked(turn):
+                await asyncio.sleep(_TURN_S)
+            if not await self._aanswers():
+                await self._amount()
+        finally:
+            os.close(turn)
+
+    @property
+    def _home(self) -> str:
+        """Where the mountpoints of threads are."""
+        return os.path.join(wire.runtime_dir(), "mnt")
+
+    def _lock_file(self) -> int:
+        """What is locked while the daemon starts, open."""
+        try:
+            wire.make_runtime_dir()
+            os.makedirs(self._home, mode=0o700, exist_ok=True)
+            path = os.path.join(self._home, f"{self.mount}.lock")
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise self._failed(f"{exc.filename}: {exc.strerror}") from None
 
     def _failed(self, why: str) -> VfsdUnavailable:
         return VfsdUnavailable(f"the daemon of thread {self.thread!r} did not start: {why}")
@@ -92,24 +121,71 @@ class ThreadClient(Client):
             return False
         return True
 
-    def _mount(self, point: str) -> None:
-        program = _vfsd()
-        if program is None:
-            raise self._failed("there is no vfsd command here; pip install vfsd")
-        with contextlib.suppress(OSError):  # what its daemon left there, dead, is for vfsd to clear away
-            os.mkdir(point, 0o700)
-        config = [] if self._config is None else ["--config", self._config]
-        command = [program, "mount", "--name", self.mount, "--thread", self.thread, *config, point]
+    async def _aanswers(self) -> bool:
+        try:
+            async with asyncio.timeout(START_S), Client(socket=self.socket) as probe:
+                await probe.acall("status")
+        except OSError:
+            return False
+        return True
+
+    def _mount(self) -> None:
+        command = self._command()
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise self._failed(f"no answer from it within {START_S:g} seconds") from None
+            raise self._failed(_LATE) from None
         except OSError as exc:
-            raise self._failed(f"{program}: {exc.strerror}") from None
-        if done.returncode:
-            raise self._failed(done.stderr.strip().removeprefix("vfsd: ") or "no reason was given")
+            raise self._failed(f"{command[0]}: {exc.strerror}") from None
+        self._check(done.returncode, done.stderr)
+
+    async def _amount(self) -> None:
+        command = self._command()
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=null, stderr=pipe)
+        except OSError as exc:
+            raise self._failed(f"{command[0]}: {exc.strerror}") from None
+        try:
+            async with asyncio.timeout(START_S):
+                _, said = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise self._failed(_LATE) from None
+        assert process.returncode is not None
+        self._check(process.returncode, said.decode(errors="replace"))
+
+    def _command(self) -> list[str]:
+        """What mounts the thread's tree."""
+        program = _vfsd()
+        if program is None:
+            raise self._failed("there is no vfsd command here; pip install vfsd")
+        point = os.path.join(self._home, self.mount)
+        with contextlib.suppress(OSError):  # what its daemon left there, dead, is for vfsd to clear away
+            os.mkdir(point, 0o700)
+        config = [] if self._config is None else ["--config", self._config]
+        return [program, "mount", "--name", self.mount, "--thread", self.thread, *config, point]
+
+    def _check(self, returncode: int, said: str) -> None:
+        if returncode:
+            raise self._failed(said.strip().removeprefix("vfsd: ") or "no reason was given")
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _retrieved(start: asyncio.Future[None]) -> None:
+    """Whether anybody still waits for it or not."""
+    if not start.cancelled():
+        start.exception()
 
 
 def _vfsd() -> str | None:

@@ -276,10 +276,10 @@ edit, aedit = both(_edit)
 def _edit_request(tree: bytes, old: str, new: str, replace_all: bool, call_id: str | None) -> Request:
     """What makes a plain edit at once, and else gives the beginning of the file."""
     try:
-        texts = {"old": old.encode(), "new": new.encode()}
+        texts = {"old_text": old.encode(), "new_text": new.encode()}
     except UnicodeEncodeError:
         return "read", {"path": tree, "offset": 0, "length": PIECE}
-    if len(texts["old"]) > PIECE or len(texts["new"]) > MAX_PIECE:
+    if len(texts["old_text"]) > PIECE or len(texts["new_text"]) > MAX_PIECE:
         return "read", {"path": tree, "offset": 0, "length": PIECE}
     return "edit", {"path": tree, **texts, "all": replace_all, **tags("edit", call_id)}
 

@@ -141,7 +141,7 @@ def test_edit_does_the_plain_case_and_else_reads(
     client: Client, data: bytes, old: bytes, new: bytes, all_: bool, count: int | None, after: bytes
 ) -> None:
     client.call("write", path=b"/f", data=data)
-    reply = client.call("edit", path=b"/f", old=old, new=new, all=all_)
+    reply = client.call("edit", path=b"/f", old_text=old, new_text=new, all=all_)
     assert reply.get("count") == count
     if count is None:
         assert (reply["data"], reply["size"]) == (data[: 1 << 20], len(data))
@@ -149,8 +149,8 @@ def test_edit_does_the_plain_case_and_else_reads(
         assert reply["size"] == len(after)
     rest = client.call("read", path=b"/f", offset=1 << 20)["data"]
     assert client.call("read", path=b"/f")["data"] + rest == after
-    assert errno_of(client.call, "edit", path=b"/none", old=b"a", new=b"b") == "ENOENT"
-    assert errno_of(client.call, "edit", path=b"/", old=b"a", new=b"b") == "EISDIR"
+    assert errno_of(client.call, "edit", path=b"/none", old_text=b"a", new_text=b"b") == "ENOENT"
+    assert errno_of(client.call, "edit", path=b"/", old_text=b"a", new_text=b"b") == "EISDIR"
 
 
 def test_two_clients_editing_at_once_lose_nothing(server: Server) -> None:

@@ -199,7 +199,8 @@ class TimeTravel(AgentMiddleware[Any, Any, Any]):
         self._back(client, tree["id"], thread, at, tree["id"])
 
     def _back(self, client: Any, ref: str, thread: str, at: str, was: str) -> None:
-        _ask(client, "restore", ref=ref)
+        # The application's doing, as the operator's is: it may have changed what the rules keep from tools.
+        _ask(client, "restore", ref=ref, operator=True)
         _ask(client, "create", label=f"{_label(thread)}{at} was {was}")
 
     def _fork(self, thread: str, at: str, tree: Tree, client: ThreadClient) -> None:

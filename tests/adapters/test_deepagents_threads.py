@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,50 @@ def test_named_and_started_at_once_by_many(make: Callable[..., VfsBackend], worl
     assert results == [None] * 8
     assert world.names() == {"shared@many"}
     assert len(other.ls("/").entries or []) >= 8
+
+
+def test_the_loop_goes_on_while_daemons_start(make: Callable[..., VfsBackend], world: World) -> None:
+    """Also one daemon wanted by many, by a thread, and by a call that is cancelled meanwhile."""
+    backends = [make(f"loop{n % 2}") for n in range(6)]
+
+    async def main() -> int:
+        before, ticks = threading.active_count(), 0
+        loop = asyncio.get_running_loop()
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.001)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        cancelled = asyncio.create_task(make("loop0").als("/"))
+        other = loop.run_in_executor(None, make("loop0").ls, "/")
+        calls = [asyncio.create_task(b.awrite(f"/{n}", str(n))) for n, b in enumerate(backends)]
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert threading.active_count() <= before + 4  # the executor's one, and one for each process that is waited for
+        assert [result.error for result in await asyncio.gather(*calls)] == [None] * 6
+        assert (await other).error is None
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(main()) > 20
+    assert world.names() == {"default@loop0", "default@loop1"}
+    entries = backends[0].ls("/").entries or []
+    assert {entry["path"] for entry in entries} >= {"/0", "/2", "/4"}
+
+
+def test_what_keeps_it_from_starting_is_told_to_tasks(make: Callable[..., VfsBackend], tmp_path: Path) -> None:
+    (tmp_path / "vfsd.toml").write_text('color = "red"\n')
+    backend = make("wrong", config=tmp_path / "vfsd.toml")
+
+    async def main() -> list[str]:
+        return [str(result.error) for result in await asyncio.gather(*(backend.als("/") for _ in range(3)))]
+
+    assert all("did not start" in error and "unknown key 'color'" in error for error in asyncio.run(main()))
 
 
 def test_started_by_two_processes(make: Callable[..., VfsBackend], world: World) -> None:

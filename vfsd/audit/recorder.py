@@ -139,6 +139,8 @@ class Audit:
             return
         try:
             path, path2 = message.get("path", message.get("old")), message.get("new")
+            if op in ("restore", "undo"):
+                path = b"/"
             what = b'"op":%b,"path":%b' % (quoted(op), quoted_path(path) if type(path) is bytes else b"null")
             if type(path2) is bytes:
                 what += b',"path2":%b' % quoted_path(path2)

@@ -137,7 +137,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    found = _ask(args, "checkpoint", action="diff", a=args.a, b=args.b, patch=args.patch)
+    found = _ask(args, "checkpoint", action="diff", a=args.a, b=args.b, patch=args.patch, operator=True)
     if args.json:
         return _json(found)
     for change in found["changes"]:
@@ -179,13 +179,13 @@ def _patch_colour(line: str) -> str:
 
 
 def _restore(args: argparse.Namespace) -> int:
-    done = _ask(args, "checkpoint", action="restore", ref=args.ref)
+    done = _ask(args, "checkpoint", action="restore", ref=args.ref, operator=True)
     if args.json:
         return _json(done)
     if done["before"] is None:
         print(f"nothing to restore: the tree is as it was at {_named(done)}")
         return 0
-    print(f"restored {_named(done)}: {done['changes']} changes")
+    print(f"restored {_named(done)}: {done['back'] or 'only times were other'}")
     print(f"how it was until now: vfsd checkpoint restore{_name(args)} {done['before']}")
     _tell_excluded(done)
     return 0
@@ -212,10 +212,10 @@ def _drop(args: argparse.Namespace) -> int:
 
 
 def _undo(args: argparse.Namespace) -> int:
-    done = _ask(args, "undo")
+    done = _ask(args, "undo", operator=True)
     if args.json:
         return _json(done)
-    print(f"took back {done['undone']}: {done['changes']} changes")
+    print(f"took back {done['undone']}: {done['back']}")
     for what in done["after"]:
         print(f"  and what came after it: {what}")
     print(f"to have it again: vfsd checkpoint restore{_name(args)} {done['before']}")

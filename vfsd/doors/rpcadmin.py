@@ -16,6 +16,7 @@ from vfsd.doors.rpcops import Message, Session, op, want
 
 if TYPE_CHECKING:
     from vfsd.past.checkpoints import Checkpoints
+    from vfsd.rules.guard import Guard
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,15 @@ async def checkpoint(s: Session, m: Message, caller: Caller) -> Message:
     if action not in ACTIONS:
         raise OSError(errno.EINVAL, f"'checkpoint' has no action {action!r}: use {', '.join(ACTIONS)}")
     # In a field of its own, for it may have an id and a reply has one already.
-    result = await ACTIONS[action](_checkpoints(s), m, caller)
+    result = await ACTIONS[action](s, _checkpoints(s), m, caller)
     if action == "restore":
         _tell(s, action, result, caller)
     return {"result": result}
+
+
+def _guard(s: Session, m: Message) -> Guard | None:
+    """The rules that who asks has to keep; None without any, and for the operator, who gives and takes them."""
+    return None if want(m, "operator", bool, False) else s.vfs.guard
 
 
 def _tell(s: Session, op: str, result: dict[str, Any], caller: Caller) -> None:
@@ -49,12 +55,12 @@ def _tell(s: Session, op: str, result: dict[str, Any], caller: Caller) -> None:
         s.vfs.witness.restored(op, result["id"], result["changes"], caller)
 
 
-async def _create(c: Checkpoints, m: Message, caller: Caller) -> Message:
+async def _create(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
     """{label=""} -> {id, label, cause, time_ns, path, routes, not_included: [{prefix, kind, why}]}"""
     return await c.create(want(m, "label", str, ""), caller)
 
 
-async def _list(c: Checkpoints, m: Message, caller: Caller) -> Message:
+async def _list(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
     """{label="", newest=0} -> {checkpoints: [{id, label, cause, time_ns, path, routes}...], oldest first}
 
     Those whose label begins with ``label``; of these only so many of the newest, unless ``newest`` is 0.
@@ -64,15 +70,21 @@ async def _list(c: Checkpoints, m: Message, caller: Caller) -> Message:
     return {"checkpoints": [mark.plain() for mark in marks[max(0, len(marks) - newest) if newest > 0 else 0 :]]}
 
 
-async def _show(c: Checkpoints, m: Message, caller: Caller) -> Message:
+async def _show(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
     """{ref} -> as create, with files, directories, bytes"""
     return await c.show(want(m, "ref", str))
 
 
-async def _diff(c: Checkpoints, m: Message, caller: Caller) -> Message:
-    """{a, b?, patch=false} -> {a, b, changes: [{kind, path, type, what, old_path?, ...}], total, patch?, complete?}"""
+async def _diff(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{a, b?, patch=false, operator=false}
+    -> {a, b, changes: [{kind, path, type, what, old_path?, ...}], total, patch?, complete?}
+
+    No patch of what may not be read, unless for the ``operator``.
+    """
     b = None if m.get("b") is None else want(m, "b", str)
-    found = await c.diff(want(m, "a", str), b, patch=want(m, "patch", bool, False))
+    guard = _guard(s, m)
+    shows = None if guard is None else guard.shows
+    found = await c.diff(want(m, "a", str), b, patch=want(m, "patch", bool, False), shows=shows)
     changes: list[dict[str, Any]] = found["changes"]
     room, count = DIFF_BYTES, 0
     for change in changes[:DIFF_MAX]:
@@ -83,17 +95,21 @@ async def _diff(c: Checkpoints, m: Message, caller: Caller) -> Message:
     return found | {"changes": changes[:count], "total": len(changes)}
 
 
-async def _restore(c: Checkpoints, m: Message, caller: Caller) -> Message:
-    """{ref} -> {id, label, changes, before: id or nil, not_included}"""
-    return await c.restore(want(m, "ref", str), caller)
+async def _restore(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
+    """{ref, operator=false} -> {id, label, changes, back: what it did, in words, before: id or nil, not_included}
+
+    EACCES, and nothing is changed, when a rule denies a write that it would take, unless for the ``operator``.
+    """
+    guard = _guard(s, m)
+    return await c.restore(want(m, "ref", str), caller, None if guard is None else guard.restoring)
 
 
-async def _fork(c: Checkpoints, m: Message, caller: Caller) -> Message:
+async def _fork(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
     """{ref, thread, name=""} -> {id, thread, location, volumes, not_included}; ``name``: of its mount, if another"""
     return await c.fork(want(m, "ref", str), want(m, "thread", str), want(m, "name", str, ""))
 
 
-async def _drop(c: Checkpoints, m: Message, caller: Caller) -> Message:
+async def _drop(s: Session, c: Checkpoints, m: Message, caller: Caller) -> Message:
     """{refs: [str]} -> {dropped: [{id, label...}]}"""
     refs = want(m, "refs", list)
     if not refs or not all(type(ref) is str for ref in refs):
@@ -101,7 +117,7 @@ async def _drop(c: Checkpoints, m: Message, caller: Caller) -> Message:
     return {"dropped": [mark.plain() for mark in await c.drop(refs, caller)]}
 
 
-ACTIONS: dict[str, Callable[[Checkpoints, Message, Caller], Awaitable[Message]]] = {
+ACTIONS: dict[str, Callable[[Session, Checkpoints, Message, Caller], Awaitable[Message]]] = {
     "create": _create,
     "list": _list,
     "show": _show,
@@ -114,8 +130,12 @@ ACTIONS: dict[str, Callable[[Checkpoints, Message, Caller], Awaitable[Message]]]
 
 @op
 async def undo(s: Session, m: Message, caller: Caller) -> Message:
-    """{} -> {result: {id, undone: what, after: [what came later...], changes, before: id}}"""
-    result = await _checkpoints(s).undo(caller)
+    """{operator=false} -> {result: {id, undone: what, after: [what came later...], changes, back, before: id}}
+
+    EACCES as for ``restore``.
+    """
+    guard = _guard(s, m)
+    result = await _checkpoints(s).undo(caller, None if guard is None else guard.restoring)
     _tell(s, "undo", result, caller)
     return {"result": result}
 

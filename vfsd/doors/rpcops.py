@@ -247,12 +247,12 @@ async def write(s: Session, m: Message, caller: Caller) -> Message:
 
 @op
 async def edit(s: Session, m: Message, caller: Caller) -> Message:
-    """{path, old: bytes, new: bytes, all=false} -> {count, created, size, mtime_ns}, or, undone, the reply of ``read``
+    """{path, old_text: bytes, new_text: bytes, all=false} -> {count, created, size, mtime_ns}, or as ``read`` does
 
-    The plain case, in one request: the bytes ``old`` are in a text of at most PIECE bytes, once or ``all`` is true, and
-    nowhere is a carriage return. Whoever asks has to see to the others.
+    The plain case, in one request: ``old_text`` is in a text of at most PIECE bytes, once or ``all`` is true, and
+    nowhere is a carriage return. Else nothing is changed: whoever asks sees to the other cases.
     """
-    path, old, new = want(m, "path", bytes), want(m, "old", bytes), want(m, "new", bytes)
+    path, old, new = want(m, "path", bytes), want(m, "old_text", bytes), want(m, "new_text", bytes)
     found = await read(s, {"path": path}, caller)
     data = bytes(found["data"])
     if not old or found["size"] > len(data) or b"\r" in old or b"\r" in data or not search.is_text(data):

@@ -23,9 +23,9 @@ import trio
 
 from vfsd.backends.history import NOW
 from vfsd.config import CheckpointPolicy
-from vfsd.core.changes import Change, Drop, Put
 from vfsd.core.types import DAEMON, NODE_MASK, Caller
 from vfsd.past.fork import fork_volume
+from vfsd.past.goback import GoingBack, Judge, summary
 from vfsd.past.marks import LABEL_MAX, Mark, check_label, find, why_excluded
 from vfsd.past.slots import Part
 from vfsd.past.spans import Span, compare, totals
@@ -46,6 +46,10 @@ COMPACT_BYTES = 8 << 20
 
 REST_SECONDS = 60.0
 """Time without a change after which a mount is at rest."""
+
+
+Shows = Callable[[bytes], bool]
+"""Whether the content of a path may be shown."""
 
 
 class Checkpoints:
@@ -72,6 +76,7 @@ class Checkpoints:
             if r.kind not in ("state", "system")
         ]
         self._table = table
+        self._back = GoingBack(table, self._volumes)
         self._past = past
         self._clock = clock
         self._home = home
@@ -188,7 +193,7 @@ class Checkpoints:
             mark = self.find(ref)
             mark.readers += 1
             try:
-                yield {part.prefix: part.epoch for part in mark.parts}
+                yield _epochs(mark)
             finally:
                 mark.readers -= 1
         elif any(volume.read_only for volume in self._volumes.values()):
@@ -200,7 +205,7 @@ class Checkpoints:
             async with self._lock:
                 mark = await self._create("", "moment", DAEMON)
             try:
-                yield {part.prefix: part.epoch for part in mark.parts}
+                yield _epochs(mark)
             finally:
                 await self._forget(mark)
 
@@ -220,22 +225,37 @@ class Checkpoints:
             "not_included": self._excluded,
         }
 
-    async def diff(self, a: str, b: str | None, *, patch: bool) -> dict[str, Any]:
-        """What changed from ``a`` to ``b`` (None: the present); ``complete`` is false when patches had no room."""
+    async def diff(self, a: str, b: str | None, *, patch: bool, shows: Shows | None = None) -> dict[str, Any]:
+        """What changed from ``a`` to ``b`` (None: the present); ``complete`` is false when patches had no room.
+
+        ``shows``: patches are left out of paths of which it is False.
+        """
+        result: dict[str, Any] = {"a": self.find(a).id, "b": None if b is None else self.find(b).id}
+        async with self._being_read(a) as then, self._being_read(b) as now:
+            changes, patches, complete = await self._compare(then, now, patch)
+        result["changes"] = changes
+        if patch:
+            if shows is not None:
+                shown = [shows(c["path"]) and shows(c.get("old_path", c["path"])) for c in changes]
+                complete = complete and all(shown)
+                patches = [text for text, show in zip(patches, shown, strict=True) if show]
+            result |= {"patch": b"".join(patches), "complete": complete}
+        return result
+
+    async def _compare(
+        self, then: Mapping[bytes, int], now: Mapping[bytes, int], patch: bool = False
+    ) -> tuple[list[dict[str, Any]], list[bytes], bool]:
+        """The differences between epochs by prefix, the patch of each, and whether patches are whole."""
         changes: list[dict[str, Any]] = []
         patches: list[bytes] = []
         complete = True
-        result: dict[str, Any] = {"a": self.find(a).id, "b": None if b is None else self.find(b).id, "changes": changes}
-        async with self._being_read(a) as then, self._being_read(b) as now:
-            for prefix in sorted(then.keys() & now.keys()):
-                span = Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
-                found, whole = await trio.to_thread.run_sync(compare, span, patch)
-                complete = complete and whole
-                changes += [d.plain(prefix) for d in found]
-                patches += [d.patch for d in found]
-        if patch:
-            result |= {"patch": b"".join(patches), "complete": complete}
-        return result
+        for prefix in sorted(then.keys() & now.keys()):
+            span = Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
+            found, whole = await trio.to_thread.run_sync(compare, span, patch)
+            complete = complete and whole
+            changes += [d.plain(prefix) for d in found]
+            patches += [d.patch for d in found]
+        return changes, patches, complete
 
     def _stubs(self, prefix: bytes) -> list[tuple[int, bytes]]:
         """Directories of the route that are there for a command's view only: (parent node, name)."""
@@ -260,29 +280,32 @@ class Checkpoints:
 
     # -- going back
 
-    async def restore(self, ref: str, caller: Caller) -> dict[str, Any]:
+    async def restore(self, ref: str, caller: Caller, judge: Judge | None = None) -> dict[str, Any]:
         """Make all that the checkpoint has what it was then. EBUSY when a file that would change is open for writing.
 
-        ``before`` is the checkpoint of how things were until now, None when nothing had to change.
+        ``before`` is the checkpoint of how things were until now, None when nothing had to change. ``judge`` is given
+        what differs before anything changes, and may raise.
         """
         async with self._lock:
             self._need_volumes()
             mark = self.find(ref)
-            changes, before = await self._go_back(mark, "restore", caller)
+            changes, before = await self._go_back(mark, "restore", caller, judge)
+            back = await self._summary(mark, before)
         return {
             "id": mark.id,
             "label": mark.label,
             "changes": changes,
+            "back": back,
             "before": None if before is None else before.id,
             "not_included": self._excluded,
         }
 
-    async def undo(self, caller: Caller) -> dict[str, Any]:
+    async def undo(self, caller: Caller, judge: Judge | None = None) -> dict[str, Any]:
         """Take back the last execute or tool call that changed something, as a whole, with what came after it."""
         async with self._lock:
             self._need_volumes()
             for mark in self._undoable():
-                changes, before = await self._go_back(mark, "undo", caller)
+                changes, before = await self._go_back(mark, "undo", caller, judge)
                 if before is not None:
                     after, mark.after = mark.after[1:], []
                     return {
@@ -290,6 +313,7 @@ class Checkpoints:
                         "undone": mark.label,
                         "after": after,
                         "changes": changes,
+                        "back": await self._summary(mark, before),
                         "before": before.id,
                     }
         raise OSError(
@@ -297,6 +321,19 @@ class Checkpoints:
             "there is nothing to undo: no automatic checkpoint from before the present state differs from it (see "
             "[checkpoints] in vfsd.toml for when they are taken, vfsd checkpoint list for those of what was undone)",
         )
+
+    async def _summary(self, mark: Mark, before: Mark | None) -> str:
+        """What going back to ``mark`` did."""
+        if before is None:
+            return ""
+        return summary((await self._compare(_epochs(before), _epochs(mark)))[0])
+
+    async def _judge(self, mark: Mark, judge: Judge) -> None:
+        moment = await self._create("", "moment", DAEMON)
+        try:
+            judge((await self._compare(_epochs(moment), _epochs(mark)))[0])
+        finally:
+            await self._forget(moment)
 
     def _undoable(self) -> list[Mark]:
         """The automatic checkpoints that lead to the present, newest first.
@@ -317,66 +354,31 @@ class Checkpoints:
                 limit = min(limit, target.time_ns)
         return found
 
-    async def _go_back(self, mark: Mark, cause: str, caller: Caller) -> tuple[int, Mark | None]:
+    async def _go_back(self, mark: Mark, cause: str, caller: Caller, judge: Judge | None) -> tuple[int, Mark | None]:
         """The number of changes, and the checkpoint taken right before them."""
+        if judge is not None:
+            # What it refuses nobody else can change meanwhile either.
+            await self._judge(mark, judge)
         before = self._new_mark(f"before {cause} to {mark.id}", cause)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 for volume in self._volumes.values():
                     await stack.enter_async_context(volume.store.busy)
                 # Nothing waits from here on, so that what the new checkpoint has is exactly what the restore changes.
-                plans = {p.prefix: _plan(p.prefix, self._volumes[p.prefix], p.epoch) for p in mark.parts}
-                for prefix, plan in plans.items():
-                    self._refuse_to_lose_a_route(prefix, plan)
+                plans = self._back.plans(mark)
                 total = sum(map(len, plans.values()))
-                if not total or (cause == "undo" and not any(map(self._matters, plans, plans.values()))):
+                if not total or (cause == "undo" and not self._back.matters(plans)):
                     return 0, None
                 for prefix, volume in self._volumes.items():
                     made = volume.store.checkpoint_now(before.id, before.label, cause, before.time_ns)
                     before.parts.append(Part(prefix, volume.store, made.epoch, volume.base))
-                self._commit_all(plans, before, caller)
+                self._back.commit(plans, before, caller)
         except OSError:
             await self._forget(before)
             raise
         self._admit(before, caller)
         self._commits = self._count()
         return total, before
-
-    def _refuse_to_lose_a_route(self, prefix: bytes, plan: Sequence[Change]) -> None:
-        """EBUSY when a directory in which another route stands would go, as rmdir(2) has it for a mountpoint."""
-        base = self._volumes[prefix].base
-        for c in plan:
-            if type(c) is Drop or (type(c) is Put and not c.nlink):
-                laid = self._table.overlays.get(base | c.node, {})
-                name = next((name for name, entry in laid.items() if not entry.weak), None)
-                if name is not None:
-                    where = f"the directory in which route {name.decode(errors='replace')!r} stands"
-                    raise OSError(errno.EBUSY, f"{where} was not there then: mount without it")
-
-    def _matters(self, prefix: bytes, plan: Sequence[Change]) -> bool:
-        """False when only times would change, as those of a directory in which a file came and went."""
-        nodes = self._volumes[prefix].tree.nodes
-        for c in plan:
-            node = nodes.get(c.node) if type(c) is Put else None
-            if type(c) is not Put or node is None:
-                return True
-            if c[1:7] != (node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size):
-                return True
-        return False
-
-    def _commit_all(self, plans: Mapping[bytes, list[Change]], before: Mark, caller: Caller) -> None:
-        """All the plans, or none."""
-        done: list[Part] = []
-        parts = {part.prefix: part for part in before.parts}
-        try:
-            for prefix, changes in plans.items():
-                self._volumes[prefix].commit_restore(changes, caller)
-                done.append(parts[prefix])
-        except OSError:
-            for part in done:
-                volume = self._volumes[part.prefix]
-                volume.commit_restore(volume.plan_restore(part.epoch), caller)
-            raise
 
     # -- by themselves
 
@@ -483,13 +485,5 @@ class Checkpoints:
         return {"before": before, "after": sum(volume.store.disk_used() for volume in self._volumes.values())}
 
 
-def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
-    try:
-        return volume.plan_restore(epoch)
-    except OSError as error:
-        if error.errno != errno.EBUSY or not isinstance(error.filename, str):
-            raise
-        path = prefix.decode(errors="surrogateescape").rstrip("/") + error.filename
-        raise OSError(
-            errno.EBUSY, f"{path} is open for writing and would change: close it first; nothing was changed"
-        ) from None
+def _epochs(mark: Mark) -> dict[bytes, int]:
+    return {part.prefix: part.epoch for part in mark.parts}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import CoroutineType
 from typing import Any
 
@@ -358,7 +358,29 @@ class Guard(Verdicts):
                 if not self.approvals.granted(caller, WRITE, path):
                     await self._ask("delete", caller, ((WRITE, path, True),), rule)
 
+    def restoring(self, changes: Iterable[Mapping[str, Any]]) -> None:
+        """Before the tree is made what it was for somebody who has to keep the rules; a yes is the operator's to give.
 
+        ``changes`` as ``vfsd.past.difference`` has them. A directory that is renamed takes all in it along.
+        """
+        for change in changes:
+            for path in {change["path"], change.get("old_path", change["path"])}:
+                if self.of_path(path) & WRITES:
+                    verdict = DENY if self.of_path(path) & WRITE_DENY else INTERRUPT
+                    raise _denied(WRITE, path, self._rule(WRITE, path, verdict), _GO_BACK)
+                if change["type"] == "directory" and change["kind"] == "renamed":
+                    for layer in self.layers.values():
+                        for verdict in (DENY, INTERRUPT):
+                            rule = layer.policy.below(WRITE, path, verdict)
+                            if rule is not None:
+                                raise _denied(WRITE, path, rule, _GO_BACK)
+
+    def shows(self, path: bytes) -> bool:
+        """Whether the content of a path may be read without asking anybody."""
+        return not self.of_path(path) & READS
+
+
+_GO_BACK = "going back would change it, which only the operator may do: vfsd checkpoint restore, vfsd undo"
 _BY_NAME = ("mknod", "mkdir", "symlink", "create_file", "unlink", "rmdir")
 
 

@@ -1,0 +1,131 @@
+"""Going back with rules in force: a tool's restore and undo change nothing that a rule denies, the operator's do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemons import Daemon
+
+from agenttools import checkpoints, tools
+
+pytestmark = pytest.mark.mount
+
+RULE = {"operations": ["write"], "paths": ["/kept/**"], "mode": "deny"}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    daemon.start()
+    yield daemon
+    daemon.stop()
+
+
+def rules(daemon: Daemon, *given: dict[str, Any]) -> None:
+    daemon.client.call("rules_set", owner="test", rules=list(given))
+
+
+def write(daemon: Daemon, path: str, content: str) -> None:
+    assert tools.write(daemon.client, path, content).error is None
+
+
+def held(daemon: Daemon) -> str:
+    made = checkpoints.create(daemon.client)
+    assert made.error is None, made
+    return str(made.data["id"])
+
+
+SENTENCE = (
+    "permission denied for write on {}: rule [{} write /kept/** (test rule 1)]: going back would change it, which only "
+    "the operator may do: vfsd checkpoint restore, vfsd undo"
+)
+
+
+@pytest.mark.parametrize("mode", ["deny", "interrupt"])
+def test_a_tool_does_not_go_back_over_a_rule(daemon: Daemon, mode: str) -> None:
+    write(daemon, "/kept/policy", "old")
+    write(daemon, "/work", "old")
+    mark = held(daemon)
+    write(daemon, "/kept/policy", "new")
+    write(daemon, "/work", "new")
+    rules(daemon, RULE | {"mode": mode})
+    assert checkpoints.restore(daemon.client, mark).error == SENTENCE.format("/kept/policy", mode)
+    assert (daemon.point / "kept/policy").read_text() == "new"
+    assert (daemon.point / "work").read_text() == "new"
+    line = daemon.vfsd("log", "--name", "test", "--failed").stdout.splitlines()[-1]
+    assert "restore" in line and "/kept/policy" in line
+    done = daemon.vfsd("checkpoint", "restore", "--name", "test", mark)
+    assert done.returncode == 0 and "2 files changed back" in done.stdout, done
+    assert (daemon.point / "kept/policy").read_text() == "old"
+
+
+def test_what_no_rule_denies_goes_back(daemon: Daemon) -> None:
+    write(daemon, "/kept/policy", "old")
+    write(daemon, "/work/a", "old")
+    rules(daemon, RULE)
+    mark = held(daemon)
+    write(daemon, "/work/a", "new")
+    write(daemon, "/work/b", "new")
+    done = checkpoints.restore(daemon.client, mark)
+    assert done.error is None and "1 file changed back, 1 file removed" in done.text, done
+    assert (daemon.point / "work/a").read_text() == "old"
+
+
+@pytest.mark.parametrize("change", ["make", "remove", "away", "above", "mode"])
+def test_every_way_it_could_differ(daemon: Daemon, change: str) -> None:
+    kept, client = daemon.point / "kept", daemon.client
+    write(daemon, "/kept/policy", "x")
+    mark = held(daemon)
+    match change:
+        case "make":
+            write(daemon, "/kept/more", "x")
+        case "remove":
+            (kept / "policy").unlink()
+        case "away":
+            (kept / "policy").rename(daemon.point / "policy")
+        case "above":
+            kept.rename(daemon.point / "elsewhere")
+        case "mode":
+            (kept / "policy").chmod(0o600)
+    rules(daemon, RULE)
+    refused = checkpoints.restore(client, mark).error
+    assert refused is not None and "rule [deny write /kept/**" in refused, refused
+
+
+def test_undo_keeps_rules_too(daemon: Daemon) -> None:
+    write(daemon, "/kept/policy", "old")
+    began = daemon.client.call("execute_begin", command=b"make", call="1")
+    assert began["checkpoint"]
+    write(daemon, "/kept/policy", "new")
+    rules(daemon, RULE)
+    assert checkpoints.undo(daemon.client).error == SENTENCE.format("/kept/policy", "deny")
+    assert (daemon.point / "kept/policy").read_text() == "new"
+    done = daemon.vfsd("undo", "--name", "test")
+    assert done.stdout.startswith("took back execute: make: 1 file changed back\n"), done
+    assert (daemon.point / "kept/policy").read_text() == "old"
+
+
+def test_a_patch_shows_no_more_than_the_tree(daemon: Daemon) -> None:
+    write(daemon, "/kept/secret", "old secret\n")
+    write(daemon, "/work", "old\n")
+    mark = held(daemon)
+    write(daemon, "/kept/secret", "new secret\n")
+    write(daemon, "/work", "new\n")
+    rules(daemon, {"operations": ["read"], "paths": ["/kept/**"], "mode": "deny"})
+    shown = checkpoints.diff(daemon.client, mark, patch=True)
+    assert "+new\n" in shown.text and "secret\n" not in shown.text
+    assert not shown.data["complete"]
+    assert [change["path"] for change in shown.data["changes"]] == ["/kept/secret", "/work"]
+    assert "+new secret\n" in daemon.vfsd("checkpoint", "diff", "--name", "test", "--patch", mark).stdout
+
+
+def test_a_confined_command_has_no_door_to_go_back_by(daemon: Daemon) -> None:
+    write(daemon, "/work", "x")
+    mark = held(daemon)
+    ran = tools.execute(daemon.client, f"echo y > /work; {sys.executable} -m vfsd checkpoint restore {mark}; cat /work")
+    assert ran.error is None
+    assert "vfsd: " in ran.output and ran.output.endswith("y\n"), ran.output

@@ -1,0 +1,108 @@
+"""Going back to a checkpoint on all state routes of a mount together: planned, judged, committed as one.
+
+Owns what keeps a restore from being made, and what is said of it after. Must not know the names of checkpoints, their
+policies, nor doors.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vfsd.core.changes import Change, Drop, Put
+from vfsd.core.types import Caller
+from vfsd.past.marks import Mark
+from vfsd.past.slots import Part
+from vfsd.routes import RouteTable
+from vfsd.statevolume import StateVolume
+
+Plans = Mapping[bytes, list[Change]]
+"""What would change, by the prefix of the route."""
+
+Judge = Callable[[Sequence[Mapping[str, Any]]], None]
+"""Given what differs from the present to a checkpoint (as ``Difference.plain``), raises OSError if that may not be."""
+
+
+class GoingBack:
+    """``volumes``: the state routes of ``table``, by prefix."""
+
+    def __init__(self, table: RouteTable, volumes: Mapping[bytes, StateVolume]) -> None:
+        self._table = table
+        self._volumes = volumes
+
+    def plans(self, mark: Mark) -> Plans:
+        """For who holds the volumes' ``store.busy``, and until the next commit only.
+
+        EBUSY when a file that would change is open for writing, or a directory would go in which a route stands.
+        """
+        plans = {part.prefix: _plan(part.prefix, self._volumes[part.prefix], part.epoch) for part in mark.parts}
+        for prefix, plan in plans.items():
+            self._refuse_to_lose_a_route(prefix, plan)
+        return plans
+
+    def _refuse_to_lose_a_route(self, prefix: bytes, plan: Sequence[Change]) -> None:
+        """EBUSY when a directory in which another route stands would go, as rmdir(2) has it for a mountpoint."""
+        base = self._volumes[prefix].base
+        for c in plan:
+            if type(c) is Drop or (type(c) is Put and not c.nlink):
+                laid = self._table.overlays.get(base | c.node, {})
+                name = next((name for name, entry in laid.items() if not entry.weak), None)
+                if name is not None:
+                    where = f"the directory in which route {name.decode(errors='replace')!r} stands"
+                    raise OSError(errno.EBUSY, f"{where} was not there then: mount without it")
+
+    def matters(self, plans: Plans) -> bool:
+        """False when only times would change, as those of a directory in which a file came and went."""
+        return any(self._matters(prefix, plan) for prefix, plan in plans.items())
+
+    def _matters(self, prefix: bytes, plan: Sequence[Change]) -> bool:
+        nodes = self._volumes[prefix].tree.nodes
+        for c in plan:
+            node = nodes.get(c.node) if type(c) is Put else None
+            if type(c) is not Put or node is None:
+                return True
+            if c[1:7] != (node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size):
+                return True
+        return False
+
+    def commit(self, plans: Plans, before: Mark, caller: Caller) -> None:
+        """All the plans, or none; ``before`` is a checkpoint of the present."""
+        done: list[Part] = []
+        parts = {part.prefix: part for part in before.parts}
+        try:
+            for prefix, changes in plans.items():
+                self._volumes[prefix].commit_restore(changes, caller)
+                done.append(parts[prefix])
+        except OSError:
+            for part in done:
+                volume = self._volumes[part.prefix]
+                volume.commit_restore(volume.plan_restore(part.epoch), caller)
+            raise
+
+
+def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
+    try:
+        return volume.plan_restore(epoch)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not isinstance(error.filename, str):
+            raise
+        path = prefix.decode(errors="surrogateescape").rstrip("/") + error.filename
+        raise OSError(
+            errno.EBUSY, f"{path} is open for writing and would change: close it first; nothing was changed"
+        ) from None
+
+
+_NOUNS = {"file": ("file", "files"), "directory": ("directory", "directories"), "symlink": ("link", "links")}
+_SAID = {"added": "brought back", "deleted": "removed", "renamed": "renamed back"}
+
+
+def summary(changes: Sequence[Mapping[str, Any]]) -> str:
+    """What was done, in words: ``3 files changed back, 1 file removed``; empty when only times were other."""
+    counts = Counter((c["type"], _SAID.get(c["kind"], "changed back")) for c in changes)
+    words = []
+    for (kind, said), count in counts.items():
+        one, more = _NOUNS.get(kind, ("special file", "special files"))
+        words.append(f"{count} {one if count == 1 else more} {said}")
+    return ", ".join(sorted(words, key=lambda text: text.split(" ")[1:]))
