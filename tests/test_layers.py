@@ -25,7 +25,6 @@ LAYERS = {
     "vfsd.past.spans": 2,
     "vfsd.past.marks": 2,
     "vfsd.past.fork": 2,
-    "vfsd.past.goback": 2,
     "vfsd.archive.tarstream": 0,
     "vfsd.routes": 3,
     "vfsd.system": 3,
