@@ -22,6 +22,7 @@ from vfsd import __version__, config
 from vfsd.commands import archive as commands_archive
 from vfsd.commands import audit as commands_audit
 from vfsd.commands import checkpoint as commands_checkpoint
+from vfsd.commands import control as commands_control
 from vfsd.commands import routes as commands_routes
 from vfsd.commands import rules as commands_rules
 from vfsd.commands import service as commands_service
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
             help=f"{what}s from HOST on are those from TREE on in the tree; all others are nobody's; repeatable",
         )  # fmt: skip
     p.add_argument("--log-level", choices=config.LOG_LEVELS, help="(default: info)")
+    p.add_argument("--log-format", choices=config.LOG_FORMATS, help="(default: text)")
     p.set_defaults(run=_mount)
 
     p = command(commands, "umount", "write everything, unmount, end the daemon")
@@ -149,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     commands_rules.add(commands)
     commands_routes.add(commands)
     commands_archive.add(commands)
+    commands_control.add(commands)
     commands_service.add(commands)
     commands_service.add_helper(commands).set_defaults(run=_mount_helper)
 
@@ -188,12 +191,13 @@ def _mount(args: argparse.Namespace) -> int:
         uid_map=args.map_uid,
         gid_map=args.map_gid,
         log_level=args.log_level,
+        log_format=args.log_format,
     )
     path = mountpoint.resolve(args.mountpoint)
     _refuse_rivals(wanted.name, path)
     for message in mountpoint.prepare(path):
         _say(message)
-    _check_routes(wanted, path)
+    mountpoint.check_places(wanted.routes, path)
     problem = doctor.fuse_problem(allow_other=wanted.allow_other)
     if problem is not None:
         raise Failure(problem)
@@ -245,26 +249,6 @@ def _refuse_rivals(name: str, path: str) -> None:
             )
         if not entry["alive"] and entry["name"] == name and entry["mountpoint"] != path:
             _clean_dead(entry)
-
-
-def _check_routes(wanted: config.Config, path: str) -> None:
-    """Refuse locations that are missing, or on a vfsd mount: the daemon would wait for itself."""
-    for spec in wanted.routes:
-        if spec.location is None:
-            continue
-        real = os.path.realpath(spec.location)
-        if spec.kind == "local":
-            if not os.path.lexists(real):
-                raise Failure(f"route {spec.prefix}: location {spec.location} does not exist: mkdir -p {spec.location}")
-            if not os.path.isdir(real):
-                raise Failure(f"route {spec.prefix}: location {spec.location} is not a directory")
-            if path.startswith(real.rstrip("/") + "/"):
-                raise Failure(f"route {spec.prefix}: the mountpoint {path} is inside its location {spec.location}")
-        if real == path or real.startswith(path + "/"):
-            raise Failure(f"route {spec.prefix}: location {spec.location} is inside the mountpoint {path}")
-        mount = mountpoint.mount_holding(real)
-        if mount is not None and mount.ours:
-            raise Failure(f"route {spec.prefix}: location {spec.location} is inside another vfsd mount, {mount.path}")
 
 
 # -- umount
@@ -420,7 +404,7 @@ def _state(entry: dict[str, Any]) -> dict[str, Any]:
         reply = ask(entry["socket"], "status", STATUS_SECONDS)
     except OSError as exc:
         return row | {"state": f"does not answer ({exc.strerror or exc})", "fix": f"see {entry['log']}"}
-    return row | {"state": "running", "counters": reply["counters"], "routes": reply["routes"]}
+    return row | {key: value for key, value in reply.items() if key not in ("id", "ok")} | {"state": "running"}
 
 
 # -- check, doctor, run

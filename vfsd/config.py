@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vfsd import executeconfig
+from vfsd import executeconfig, metricsconfig
 from vfsd.core import ids
 from vfsd.executeconfig import DEFAULT_EXECUTE, ExecutePolicy
+from vfsd.metricsconfig import NO_METRICS, MetricsPolicy
 from vfsd.rules.config import NO_RULES, RulesSpec, with_tables
 
 KINDS = ("state", "memory", "local", "store", "blob", "backend")
@@ -29,6 +30,7 @@ NAMESPACE = ("filesystem",)
 
 ENGINES = ("auto", "native", "pyfuse3")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 MAX_CONFIG = 1 << 20
 """Bytes read of a configuration file; a longer one is a mistake, not a configuration."""
 
@@ -88,6 +90,18 @@ class AuditPolicy:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What the command line put over the file, which it does again whenever the file is read anew."""
+
+    routes: tuple[RouteSpec, ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    overrides: tuple[tuple[str, Any], ...] = ()
+
+
+NOTHING_GIVEN = Given()
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole mount. ``routes`` always has one for ``/``; ``source`` is the file it was read from."""
 
@@ -100,12 +114,15 @@ class Config:
     uid_map: tuple[ids.Range, ...] = ()
     gid_map: tuple[ids.Range, ...] = ()
     log_level: str = "info"
+    log_format: str = "text"
     routes: tuple[RouteSpec, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
     audit: AuditPolicy = AuditPolicy()
+    metrics: MetricsPolicy = NO_METRICS
     rules: RulesSpec = NO_RULES
     execute: ExecutePolicy = DEFAULT_EXECUTE
     source: Path | None = None
+    given: Given = NOTHING_GIVEN
 
 
 _SCALARS: dict[str, type] = {
@@ -118,6 +135,7 @@ _SCALARS: dict[str, type] = {
     "uid_map": list,
     "gid_map": list,
     "log_level": str,
+    "log_format": str,
 }
 _WORDS = {bool: "true or false", str: "a string", list: "a list of strings"}
 _ROUTE_KEYS = ("kind", "location", "factory", "namespace", "set", "native")
@@ -127,7 +145,7 @@ _POLICIES: dict[str, dict[str, type]] = {
     "rules_options": {"hide": bool, "approval_seconds": int},
 }
 _LEAST = {"keep": 1, "max_bytes": 1 << 16, "max_age": 60, "approval_seconds": 1}
-_TABLES = ("routes", "rules", "hooks", "quotas", "execute", *_POLICIES)
+_TABLES = ("routes", "rules", "hooks", "quotas", "execute", "metrics", *_POLICIES)
 
 
 def state_home(env: Mapping[str, str] | None = None) -> Path:
@@ -328,7 +346,12 @@ def load(path: Path) -> Config:
         except ConfigError as exc:
             raise wrong(str(exc), "routes", prefix) from None
         routes[spec.prefix] = spec
-    config = Config(**scalars, routes=tuple(routes.values()), source=path.absolute(), **_policies(table, wrong))
+    config = Config(
+        **scalars,
+        routes=tuple(routes.values()),
+        source=path.absolute(),
+        **_policies(table, wrong, path.absolute().parent),
+    )
     return replace(config, rules=with_tables(config.rules, table, wrong, path.absolute()))
 
 
@@ -345,12 +368,13 @@ def _not_of_kind(key: str, value: Any) -> str | None:
     return None if isinstance(value, str) else "a string"
 
 
-def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError]) -> dict[str, Any]:
+def _policies(table: dict[str, Any], wrong: Callable[..., ConfigError], home: Path) -> dict[str, Any]:
     """The tables that hold settings of one matter each, as fields of Config."""
     audit = _settings("audit", table, wrong)
     return {
         "checkpoints": CheckpointPolicy(**_settings("checkpoints", table, wrong)),
         "audit": AuditPolicy(**audit, asked=bool(audit.get("enabled") or audit.get("reads"))),
+        "metrics": metricsconfig.read(table, wrong, home),
         "rules": RulesSpec(**_settings("rules_options", table, wrong)),
         "execute": executeconfig.read(table.get("execute", {}), wrong),
     }
@@ -380,6 +404,8 @@ def _scalar(key: str, value: Any) -> Any:
         _choice(key, value, ENGINES)
     elif key == "log_level":
         _choice(key, value, LOG_LEVELS)
+    elif key == "log_format":
+        _choice(key, value, LOG_FORMATS)
     elif key in ("uid_map", "gid_map"):
         try:
             value = tuple(ids.parse(str(text)) for text in value)
@@ -399,13 +425,14 @@ def complete(
     namespaces of stores. Raises ConfigError for a bad value or two routes on one prefix.
     """
     given = {key: value for key, value in overrides.items() if value is not None}
+    word = Given(tuple(routes), tuple((values or {}).items()), tuple(given.items()))
     try:
-        config = replace(config, **{key: _scalar(key, value) for key, value in given.items()})
+        config = replace(config, **{key: _scalar(key, value) for key, value in given.items()}, given=word)
     except ConfigError as exc:
         raise UsageError(str(exc)) from None
     table = {spec.prefix: spec for spec in config.routes}
     seen: set[str] = set()
-    for spec in routes:
+    for spec in word.routes:
         if spec.prefix in seen:
             raise UsageError(f"--route {spec.prefix} is given twice")
         seen.add(spec.prefix)
@@ -417,6 +444,13 @@ def complete(
     table = {prefix: finished(spec, config, values or {}) for prefix, spec in table.items()}
     _check_locations(table.values())
     return replace(config, routes=tuple(table[p] for p in sorted(table)))
+
+
+def again(config: Config) -> Config:
+    """``config`` as its file has it now, the command line's word put over it as before. ConfigError as ``load``."""
+    assert config.source is not None
+    given = config.given
+    return complete(load(config.source), given.routes, dict(given.values), **dict(given.overrides))
 
 
 def finished(spec: RouteSpec, config: Config, values: Mapping[str, str]) -> RouteSpec:

@@ -26,34 +26,36 @@ from vfsd.backends.local import LocalVolume
 from vfsd.backends.memory import MemoryBackend
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.config import (
+    LOG_LEVELS,
     Config,
     ConfigError,
     RouteSpec,
+    again,
     audit_home,
     check_word,
-    load,
     mount_home,
     state_home,
     thread_home,
 )
 from vfsd.core.ids import Ids
 from vfsd.core.types import NODE_BITS, ROOT_NODE
-from vfsd.doors import engines, rpc, rpcroutes
+from vfsd.doors import engines, rpc, rpccontrol, rpcroutes
 from vfsd.doors.fuse import FuseDoor
 from vfsd.doors.squash import SquashingDoor
 from vfsd.feed import Feed
 from vfsd.liveroutes import LiveRoutes
 from vfsd.mapped import MappedVfs
+from vfsd.metrics import Metrics
 from vfsd.nativeroutes import NativeRoutes
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
+from vfsd.process import logs, places, registry
 from vfsd.process import mountpoint as mounts
-from vfsd.process import places, registry
 from vfsd.process.supervisor import Supervisor
+from vfsd.reload import Reloader
 from vfsd.remote.choose import open_remote, place_of
 from vfsd.routes import Route, RouteTable
 from vfsd.rules.book import Rulebook
-from vfsd.rules.config import RulesSpec
 from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
@@ -82,6 +84,11 @@ class Daemon:
         self.natives: NativeRoutes
         self._ids = Ids(config.uid_map, config.gid_map) if config.uid_map or config.gid_map else None
         self._engine: engines.Engine | None = None
+        self._reloader: Reloader
+        self._fuse: FuseDoor | None = None
+        self._door: rpc.RpcDoor | None = None
+        self._metrics: Metrics | None = None
+        self._told: dict[str, Any] = {}
         self._serving = trio.CancelScope()
         self._leave = trio.Event()
 
@@ -143,17 +150,21 @@ class Daemon:
         if self.config.audit.enabled:
             self._watch(vfs, owner)
         try:
-            self.rulebook = Rulebook(vfs, self.config.rules, self._reread)
+            self.rulebook = Rulebook(vfs, self.config.rules, lambda: self._reread(self.config).rules)
         except ValueError as exc:
             raise VolumeError(str(exc)) from None
         self.natives = NativeRoutes(self.config, table, self.rulebook, self._own_files)
         return vfs
 
-    def _reread(self) -> RulesSpec:
-        """The rules as the configuration file has them now. Raises ConfigError."""
-        if self.config.source is None:
-            raise ConfigError("this mount has no configuration file: start it with vfsd mount --config FILE")
-        return load(self.config.source).rules
+    def _reread(self, config: Config) -> Config:
+        """The configuration as the file has it now. Raises ConfigError, or OSError where there is no file."""
+        if config.source is None:
+            raise OSError(
+                errno.EOPNOTSUPP,
+                f"{config.name!r} was mounted without a configuration file, so there is nothing to read anew: "
+                f"vfsd umount {config.name}, then vfsd mount --config FILE",
+            )
+        return again(config)
 
     def _watch(self, vfs: Vfs, owner: tuple[int, int]) -> None:
         """Record who changes what, and show the record as ``/.vfsd``."""
@@ -228,9 +239,14 @@ class Daemon:
             if self.manager.watchdog:
                 nursery.start_soon(self._watchdog, vfs)
 
-        door = rpc.RpcDoor(
+        self._told = self._hello(vfs)
+        # A route that waits brings contents out at each close.
+        kind = SquashingDoor if config.root_squash else FuseDoor
+        self._fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
+        self._metrics = Metrics(config.metrics, lambda: self.status(vfs)) if config.metrics else None
+        door = self._door = rpc.RpcDoor(
             vfs,
-            hello=self._hello(vfs),
+            hello=self._told,
             status=lambda: self.status(vfs),
             shutdown=self._leave.set,
             version=__version__,
@@ -239,9 +255,11 @@ class Daemon:
             binds=self.natives.binds,
             root_squash=config.root_squash,
         )
-        live = LiveRoutes(config, vfs.table, vfs.feed, self._volume)
-        live.changed = lambda: registry.record(self.entry(vfs))
+        live = LiveRoutes(config, self.mountpoint, vfs.table, vfs.feed, self._volume)
+        live.changed = lambda: self._routes_changed(vfs)
+        self._reloader = Reloader(config, self._reread, live, self.rulebook, self.checkpoints, self._apply)
         rpcroutes.serve(live)
+        rpccontrol.serve(self)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals)
             # So that from the beginning ``vfsd check`` finds a whole tree in the database of a mounted volume.
@@ -251,21 +269,27 @@ class Daemon:
             await nursery.start(live.follow)
             nursery.start_soon(self._leave_when_asked)
             nursery.start_soon(self.rulebook.warn)
-            # A route that waits brings contents out at each close.
-            kind = SquashingDoor if config.root_squash else FuseDoor
-            fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
+            if self._metrics is not None:
+                nursery.start_soon(self._metrics.serve)
             with self._serving:
                 mounts.clear(self.mountpoint)
-                await self._engine.run(fuse, self.mountpoint, options, started)
+                await self._engine.run(self._fuse, self.mountpoint, options, started)
             log.info("unmounted %s", self.mountpoint)
             self.manager.tell("STOPPING=1", "STATUS=writing what is left")
             nursery.cancel_scope.cancel()
 
+    def _routes_changed(self, vfs: Vfs) -> None:
+        entry = self.entry(vfs)
+        self._told["routes"] = entry["routes"]
+        registry.record(entry)
+
     def _hello(self, vfs: Vfs) -> dict[str, Any]:
         entry = self.entry(vfs)
         known = {key: entry[key] for key in ("name", "thread", "routes")}
-        execute = self.config.execute.told() | {"private": [os.fsencode(path) for path in self._private()]}
-        return known | {"mountpoint": os.fsencode(self.mountpoint), "executes": True, "execute": execute}
+        return known | {"mountpoint": os.fsencode(self.mountpoint), "executes": True, "execute": self._execute()}
+
+    def _execute(self) -> dict[str, Any]:
+        return self.config.execute.told() | {"private": [os.fsencode(path) for path in self._private()]}
 
     def _private(self) -> list[Path]:
         """The daemon's own files, which no command has to do with, should one lie in a directory that it is shown."""
@@ -299,23 +323,76 @@ class Daemon:
                 for r in vfs.table.routes
             ],
             "started": self.started,
+            "version": __version__,
+            "config": None if self.config.source is None else str(self.config.source),
+            "read_only": self.config.read_only,
+            "allow_other": self.config.allow_other,
+            "log_format": self.config.log_format,
+            "metrics": None if self._metrics is None else self._metrics.address,
             "log": str(mount_home(self.config) / "vfsd.log"),
         }
 
     def status(self, vfs: Vfs) -> dict[str, Any]:
-        """The entry with what changes: uptime in seconds and counters."""
-        assert self._engine is not None
+        """The entry with what changes (docs/operations.md)."""
+        assert self._engine is not None and self._door is not None and self._fuse is not None
         counters = vfs.counters() | {"requests": self._engine.requests}
         if self.audit is not None:
             counters |= self.audit.counters()
-        return self.entry(vfs) | {"uptime": time.time() - self.started, "counters": counters}
+        entry = self.entry(vfs)
+        for row, route in zip(entry["routes"], vfs.table.routes, strict=True):
+            row["counters"] = route.volume.counters()
+        book = self.rulebook
+        return {
+            **entry,
+            **self._door.counters(),
+            "uptime": time.time() - self.started,
+            "counters": counters,
+            "kernel": self._fuse.counters(),
+            "operations": {"fuse": self._fuse.tally.plain(), "rpc": self._door.tally.plain()},
+            "rules": sum(len(layer.policy.rules) for layer in book.guard.layers.values()),
+            "approvals": len(book.approvals.pending()),
+            "log_level": self.log_level(""),
+        }
 
     async def _signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
-            task_status.started()
-            async for number in received:
-                log.info("received %s", signal.Signals(number).name)
-                self._leave.set()
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                async for number in received:
+                    log.info("received %s", signal.Signals(number).name)
+                    # A terminal that closes sends SIGHUP too.
+                    if number == signal.SIGHUP and not os.isatty(0):
+                        nursery.start_soon(self._reload_by_signal)
+                    else:
+                        self._leave.set()
+
+    async def _reload_by_signal(self) -> None:
+        try:
+            for warning in (await self.reload())["warnings"]:
+                log.warning("%s", warning)
+        except OSError as exc:
+            log.error("not reloaded: %s", exc.strerror)
+
+    async def reload(self) -> dict[str, Any]:
+        """Put the configuration file in force as it is now; OSError and nothing is changed (``reload``)."""
+        return await self._reloader.reload()
+
+    def _apply(self, config: Config) -> None:
+        """What a reload brings besides routes and rules."""
+        self.config = config
+        self._told["execute"] = self._execute()
+        self.natives.configure(config)
+        self.log_level(config.log_level)
+        logs.use(config.log_format)
+
+    def log_level(self, level: str) -> str:
+        """Log from ``level`` on, unless it is empty; the one in force. OSError(EINVAL)."""
+        if level and level not in LOG_LEVELS:
+            raise OSError(errno.EINVAL, f"log level {level!r} is unknown: use {', '.join(LOG_LEVELS)}")
+        root = logging.getLogger()
+        if level:
+            root.setLevel(level.upper())
+        return logging.getLevelName(root.level).lower()
 
     async def _leave_when_asked(self) -> None:
         """Unmount once asked to; programs that still use the tree then lose it.

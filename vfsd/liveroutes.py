@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from vfsd.config import Config, ConfigError, RouteSpec, finished, parse_route
 from vfsd.core.changes import Dentry
 from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK
 from vfsd.feed import Feed
+from vfsd.process.mountpoint import MountpointError, check_places
 from vfsd.remote.choose import place_of
 from vfsd.remote.volume import RemoteVolume
 from vfsd.routes import Route, RouteTable
 
 log = logging.getLogger(__name__)
+
+
+Prepare = Callable[[list[Route]], Callable[[], None]]
 
 
 class Gone:
@@ -69,15 +73,21 @@ class Gone:
 
 
 class LiveRoutes:
-    """Adds and removes routes of a running mount.
+    """Adds and removes routes of a running mount, on ``mountpoint``.
 
     ``open_volume(spec, base, feed)`` may take its time: it runs on a thread, with a feed that nobody listens to yet.
     """
 
     def __init__(
-        self, config: Config, table: RouteTable, feed: Feed, open_volume: Callable[[RouteSpec, int, Feed], Any]
+        self,
+        config: Config,
+        mountpoint: str,
+        table: RouteTable,
+        feed: Feed,
+        open_volume: Callable[[RouteSpec, int, Feed], Any],
     ) -> None:
         self._config = config
+        self._mountpoint = mountpoint
         self._table = table
         self._feed = feed
         self._open = open_volume
@@ -109,56 +119,105 @@ class LiveRoutes:
         """Mount ``PREFIX=KIND[:LOCATION][#NAMESPACE]``; what ``status`` says of it. EINVAL, EEXIST, ENOTDIR, EIO."""
         try:
             spec = finished(parse_route(text, Path(cwd)), self._config, values)
+            await self.change([spec], [])
         except ConfigError as exc:
             raise OSError(errno.EINVAL, str(exc)) from None
-        prefix = os.fsencode(spec.prefix)
-        async with self._busy:
-            if spec.prefix == "/" or any(route.prefix == prefix for route in self._table.routes):
-                raise OSError(errno.EEXIST, f"there is a route {spec.prefix} already")
-            base = self._table.next_base()
-            try:
-                if spec.kind == "state" and spec.location is not None:
-                    spec.location.mkdir(mode=0o700, parents=True, exist_ok=True)
-                volume = await trio.to_thread.run_sync(self._open, spec, base, Feed())
-                volume._feed = self._feed
-            except VolumeError as exc:
-                raise OSError(errno.EIO, str(exc)) from None
-            try:
-                self._table.mount(Route(prefix, spec.kind, place_of(spec), volume))
-            except OSError:
-                if volume in self._table.volumes:
-                    self._table.volumes[base >> NODE_BITS] = Gone(base)
-                self._table.routes[:] = [route for route in self._table.routes if route.volume is not volume]
-                volume.close()
-                raise
-            self._start(volume)
-            self._tell(*self._table.mounted_at[volume.root_ino])
-            self.changed()
+        volume = next((r.volume for r in self._table.routes if r.prefix == os.fsencode(spec.prefix)), None)
         problem = getattr(volume, "problem", None)
         return {"prefix": spec.prefix, "kind": spec.kind, "location": place_of(spec), "problem": problem}
 
     async def remove(self, prefix: str) -> None:
         """Take a route out of the tree. ENOENT, EBUSY while a file of it is open or a route is mounted in it."""
-        wanted = os.fsencode("/" + "".join(part + "/" for part in prefix.split("/") if part))
-        table = self._table
+        await self.change([], ["/" + "".join(part + "/" for part in prefix.split("/") if part)])
+
+    async def change(
+        self, add: Sequence[RouteSpec], remove: Sequence[str], prepare: Prepare = lambda routes: lambda: None
+    ) -> list[str]:
+        """Add and remove routes, all or none; a sentence for each added one that does not work for now.
+
+        ``prepare`` is given the routes there will be; what it returns happens with the change and can't fail, what it
+        raises stops it. OSError: EEXIST, ENOENT, EBUSY, ENOTDIR, EIO, EINVAL.
+        """
         async with self._busy:
-            route = next((r for r in table.routes if r.prefix == wanted and r.kind != "system"), None)
-            if route is None or wanted == b"/":
-                raise OSError(errno.ENOENT, f"there is no route {os.fsdecode(wanted)} that can go")
-            volume = route.volume
-            if any(parent >> NODE_BITS == volume.base >> NODE_BITS for parent, _ in table.mounted_at.values()):
-                raise OSError(errno.EBUSY, "another route is mounted in it")
-            if volume.counters().get("open", 0):
-                raise OSError(errno.EBUSY, "files of it are open")
-            await volume.syncfs()
-            parent, name = table.unmount(route)
-            self._tell(parent, name)
-            table.volumes[volume.base >> NODE_BITS] = Gone(volume.base)
-            scope = self._following.pop(volume.base, None)
-            if scope is not None:
-                scope.cancel()
-            await trio.to_thread.run_sync(volume.close)
+            going = [self._removable(prefix) for prefix in remove]
+            fresh: list[Route] = []
+            try:
+                for spec in add:
+                    fresh.append(await self._opened(spec, len(self._table.volumes) + len(fresh), fresh))
+                for route in going:
+                    await route.volume.syncfs()
+                commit = prepare([r for r in self._table.routes if r not in going] + fresh)
+                self._lay(fresh, going)
+            except BaseException:
+                for route in fresh:
+                    route.volume.close()
+                raise
+            commit()
+            for route in fresh:
+                self._start(route.volume)
+                self._tell(*self._table.mounted_at[route.volume.root_ino])
+            for route in going:
+                self._tell(*self._table.unmount(route))
+                self._table.volumes[route.volume.base >> NODE_BITS] = Gone(route.volume.base)
+                if (scope := self._following.pop(route.volume.base, None)) is not None:
+                    scope.cancel()
             self.changed()
+            for route in going:
+                await trio.to_thread.run_sync(route.volume.close)
+        broken = [(os.fsdecode(r.prefix), problem) for r in fresh if (problem := getattr(r.volume, "problem", None))]
+        return [f"route {prefix} is there, but does not work: {problem}" for prefix, problem in broken]
+
+    def _removable(self, prefix: str) -> Route:
+        wanted = os.fsencode(prefix)
+        route = next((r for r in self._table.routes if r.prefix == wanted and r.kind != "system"), None)
+        if route is None or wanted == b"/":
+            raise OSError(errno.ENOENT, f"there is no route {prefix} that can go")
+        self._refuse_busy(route)
+        return route
+
+    def _refuse_busy(self, route: Route) -> None:
+        volume, prefix = route.volume, os.fsdecode(route.prefix)
+        if any(parent >> NODE_BITS == volume.base >> NODE_BITS for parent, _ in self._table.mounted_at.values()):
+            raise OSError(errno.EBUSY, f"route {prefix} can't go: another route is mounted in it")
+        if volume.counters().get("open", 0):
+            raise OSError(errno.EBUSY, f"route {prefix} can't go: files of it are open")
+
+    async def _opened(self, spec: RouteSpec, number: int, others: Sequence[Route]) -> Route:
+        """A route with its volume open, to have this number; nobody sees it yet."""
+        prefix = os.fsencode(spec.prefix)
+        if spec.prefix == "/" or any(route.prefix == prefix for route in (*self._table.routes, *others)):
+            raise OSError(errno.EEXIST, f"there is a route {spec.prefix} already")
+        try:
+            volume = await trio.to_thread.run_sync(self._open_at, spec, number << NODE_BITS)
+        except VolumeError as exc:
+            raise OSError(errno.EIO, str(exc)) from None
+        volume._feed = self._feed
+        return Route(prefix, spec.kind, place_of(spec), volume)
+
+    def _open_at(self, spec: RouteSpec, base: int) -> Any:
+        try:
+            check_places([spec], self._mountpoint)
+        except MountpointError as exc:
+            raise VolumeError(str(exc)) from None
+        if spec.kind == "state" and spec.location is not None:
+            spec.location.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._open(spec, base, Feed())
+
+    def _lay(self, fresh: Sequence[Route], going: Sequence[Route]) -> None:
+        """Put the new routes into the tree, if those that go still can; else OSError, and none is."""
+        table, first = self._table, len(self._table.volumes)
+        try:
+            for route in fresh:
+                table.mount(route)
+            for route in going:
+                self._refuse_busy(route)
+        except OSError:
+            for route in reversed(fresh):
+                if route.volume.root_ino in table.mounted_at:
+                    table.unmount(route)
+            table.routes[:] = [route for route in table.routes if route not in fresh]
+            del table.volumes[first:]
+            raise
 
     def _tell(self, parent: int, name: bytes) -> None:
         """The kernel may have that the name is nothing, or what it was: either goes (known.stale, renames)."""

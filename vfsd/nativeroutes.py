@@ -25,10 +25,14 @@ class NativeRoutes:
     def __init__(
         self, config: Config, table: RouteTable, rulebook: Rulebook, private: Callable[[], Sequence[Path]]
     ) -> None:
-        self._config = config
         self._table = table
         self._rulebook = rulebook
         self._private = private
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Go by this configuration from now on."""
+        self._config = config
         self._wanted = {os.fsencode(spec.prefix): str(spec.location) for spec in config.routes if spec.native}
 
     def _asked(self, route: Route) -> bool:

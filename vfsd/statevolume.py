@@ -91,6 +91,9 @@ class StateVolume(TreeVolume):
             self._bring_in(changes, self.store.past(NOW))
             self._commit(caller, "restore", changes)
 
+    def counters(self) -> dict[str, int]:
+        return super().counters() | {"journal_bytes": self.store._journal.size}
+
     def _is_pinned(self, node: int) -> bool:
         found = self.tree.nodes.get(node)
         return found is not None and found.pins > 0

@@ -66,12 +66,15 @@ class _Host:
     """What the operations want of a door."""
 
     def __init__(self) -> None:
-        self.uploaded = self.connections = 0
+        self.uploaded = 0
         self.checkpoints: Checkpoints | None = None
         self.rules: Rulebook | None = None
         self.status: Callable[[], dict[str, Any]] = dict
         self.shutdown: Callable[[], object] = dict
         self.binds: Callable[[], list[dict[str, Any]]] = list
+
+    def counters(self) -> dict[str, int]:
+        return {}
 
 
 class _AtRest:

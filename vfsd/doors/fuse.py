@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from vfsd.core import acl
 from vfsd.core.types import DAEMON, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.doors.known import ATTR, DATA, InvalEntry, Invalidation, InvalInode, Known
+from vfsd.doors.tally import Tally
 
 if TYPE_CHECKING:
+    from vfsd.doors.notify import Notifier
     from vfsd.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class FuseDoor:
         self.known = Known(vfs.remember, lambda ino: vfs.forget(ino, 1))
         self.invalidate: Callable[[Sequence[Invalidation]], None] | None = None
         """Set while a Notifier runs."""
+        self.tally = Tally()
+        self.notifier: Notifier | None = None
 
     # ---- cache lifetimes and bookkeeping
 
@@ -101,6 +105,11 @@ class FuseDoor:
     def listed(self, attr: Attr) -> None:
         """An entry of a listing went out with its attributes (READDIRPLUS): that counts as a lookup."""
         self.known.looked_up(attr.ino)
+
+    def counters(self) -> dict[str, int]:
+        """For status: what the kernel knows, and what it has been told to forget."""
+        told = {} if self.notifier is None else self.notifier.counters()
+        return {"inodes": len(self.known)} | told
 
     def closed(self) -> None:
         """The mount is gone."""

@@ -67,6 +67,7 @@ class Notifier:
         self._feed.subscribe(self._committed, shell=False)
         self._feed.settler = self.settled
         self._door.invalidate = self.invalidate
+        self._door.notifier = self
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -77,6 +78,11 @@ class Notifier:
         self._queue.put(None)
         for _, event in self._waiting:
             event.set()
+
+    def counters(self) -> dict[str, int]:
+        """For status: notifications sent, commits whose notifications are still to be sent, inos served uncached."""
+        behind = sum(seq > self._done for seq, _ in self._pending)
+        return {"notified": self.sent, "behind": behind, "late": len(self._late)}
 
     def join(self, seconds: float = PATIENCE) -> bool:
         """After the context is left: waits for the worker. False when it is still in the kernel."""

@@ -55,6 +55,7 @@ from vfsd.core.ids import squashed
 from vfsd.core.types import Caller
 from vfsd.doors.rpcops import OPS, Session
 from vfsd.doors.rpcroom import PATIENCE_S, ROOM, Room
+from vfsd.doors.tally import Tally, took
 from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
@@ -70,6 +71,7 @@ __all__ = [
     "WireError",
     "default_socket",
     "error_of",
+    "listen",
     "make_runtime_dir",
     "runtime_dir",
 ]
@@ -115,6 +117,7 @@ class RpcDoor:
         self.rules = rules
         self.binds = binds
         self.paths = Paths(vfs)
+        self.tally = Tally()
         self.status = status
         self.shutdown = shutdown
         self.uploaded = 0
@@ -124,6 +127,10 @@ class RpcDoor:
         self._version = version
         self._caller = squashed if root_squash else lambda caller: caller
         self._uids = {0, os.geteuid(), *allow_uids}
+
+    def counters(self) -> dict[str, int]:
+        """For status: clients, and bytes of their unfinished uploads."""
+        return {"connections": self.connections, "uploading": self.uploaded}
 
     def hello(self) -> Message:
         """What every client is told first."""
@@ -149,7 +156,7 @@ class RpcDoor:
         to us, listening and non-blocking, is served instead, and its path stays.
         """
         path = os.fspath(path)
-        listener = passed or _listen(path)
+        listener = passed or listen(path)
         mine = None if passed else os.stat(path).st_ino
         try:
             async with trio.open_nursery() as nursery:
@@ -302,18 +309,31 @@ class Connection:
     # -- answering
 
     async def _answer(self, number: int, message: Message) -> None:
+        began = time.perf_counter()
+        op = message.get("op")
+        name = op if type(op) is str and (op in OPS or op in ("hello", "cancel")) else "other"
+        try:
+            await self._answered(number, message, name)
+        finally:
+            took(self._door.tally.row(name), time.perf_counter() - began)
+
+    async def _answered(self, number: int, message: Message, name: str) -> None:
+        failed = self._door.tally.failed
         try:
             reply = await self._result(message)
         except OSError as exc:
+            failed[name, exc.errno or errno.EIO] += 1
             reply = error_reply(number, exc)
             path = message.get("path", message.get("old"))
             if type(path) is bytes:
                 reply["path"] = path
         except trio.Cancelled:
+            failed[name, errno.ECANCELED] += 1
             if number in self._cancelled:
                 self._reply(error_reply(number, OSError(errno.ECANCELED, "cancelled by the client")))
             raise
         except Exception:
+            failed[name, errno.EIO] += 1
             log.exception("request %r failed", message.get("op"))
             reply = error_reply(number, OSError(errno.EIO, "the daemon met an error of its own; its log has it"))
         else:
@@ -448,7 +468,8 @@ def _say(sock: socket.socket, why: OSError) -> None:
         sock.sendmsg(Encoder().encode(error_reply(0, why)))
 
 
-def _listen(path: str) -> socket.socket:
+def listen(path: str) -> socket.socket:
+    """A socket that listens on ``path``, mode 0600, in place of one nobody listens on. OSError EADDRINUSE."""
     if os.path.lexists(path):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

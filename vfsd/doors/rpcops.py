@@ -45,12 +45,13 @@ class Host(Protocol):
     """What the operations need of the door they are part of."""
 
     uploaded: int
-    connections: int
     checkpoints: Checkpoints | None
     rules: Rulebook | None
     status: Callable[[], dict[str, Any]]
     shutdown: Callable[[], object]
     binds: Callable[[], list[Message]]
+
+    def counters(self) -> dict[str, int]: ...
 
 
 class Handle(NamedTuple):
@@ -339,8 +340,8 @@ async def grep(s: Session, m: Message, caller: Caller) -> Message:
 
 @op
 async def status(s: Session, m: Message, caller: Caller) -> Message:
-    """{} -> name, pid, mountpoint, socket, thread, routes, uptime, counters, connections"""
-    return {**s.host.status(), "connections": s.host.connections}
+    """{} -> what ``vfsd status --json`` tells of a mount (docs/operations.md)"""
+    return {**s.host.status(), **s.host.counters()}
 
 
 @op

@@ -6,7 +6,6 @@ serves.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import logging.handlers
@@ -21,6 +20,7 @@ from typing import Any
 
 from vfsd.backends.base import VolumeError
 from vfsd.config import Config, ConfigError, mount_home
+from vfsd.process import logs
 from vfsd.process.mountpoint import MountpointError
 from vfsd.process.registry import Held
 from vfsd.process.supervisor import Supervisor
@@ -110,9 +110,6 @@ def _become_daemon(config: Config, mountpoint: str, log: Path, pipe: int) -> Non
         os.dup2(null, 1)
         # What a dying interpreter or a C library prints belongs in the log too.
         os.dup2(stream, 2)
-        faulthandler.enable()
-        # For a daemon that hangs: kill -USR1 writes where each thread is.
-        faulthandler.register(signal.SIGUSR1)
         os.close(null)
         os.close(stream)
         reason = _serve(config, mountpoint, tell, Supervisor())
@@ -129,10 +126,10 @@ def _become_daemon(config: Config, mountpoint: str, log: Path, pipe: int) -> Non
 
 
 def _log_to(handler: logging.Handler, config: Config) -> None:
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(config.log_level.upper())
+    logs.use(config.log_format)
 
 
 def _allow_many_descriptors() -> None:
@@ -154,6 +151,7 @@ def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor) -
 
     _allow_many_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    logs.dump_on_signal()
     try:
         Daemon(config, mountpoint, manager).run(ready)
     except BaseException as exc:

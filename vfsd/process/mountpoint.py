@@ -11,9 +11,9 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from vfsd.doors.engines import unmount
 
@@ -159,6 +159,38 @@ def _check(path: str) -> None:
     if not os.access(path, os.W_OK):
         # fusermount3 refuses a mountpoint that its caller can't write to.
         raise MountpointError(f"mountpoint {path} is not writable for you: choose another directory")
+
+
+class Placed(Protocol):
+    """A route as far as it concerns the host: ``location`` is the directory its files are in, None without one."""
+
+    @property
+    def prefix(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def location(self) -> Path | None: ...
+
+
+def check_places(routes: Iterable[Placed], point: str) -> None:
+    """Refuse locations that are missing, or on a vfsd mount: the daemon of ``point`` would wait for itself."""
+    for spec in routes:
+        if spec.location is None:
+            continue
+        real, what = os.path.realpath(spec.location), f"route {spec.prefix}: location {spec.location}"
+        if real == point or real.startswith(point + "/"):
+            raise MountpointError(f"{what} is inside the mountpoint {point}")
+        mount = mount_holding(real)
+        if mount is not None and mount.ours:
+            raise MountpointError(f"{what} is inside another vfsd mount, {mount.path}")
+        if spec.kind == "local":
+            if not os.path.lexists(real):
+                raise MountpointError(f"{what} does not exist: mkdir -p {spec.location}")
+            if not os.path.isdir(real):
+                raise MountpointError(f"{what} is not a directory")
+            if point.startswith(real.rstrip("/") + "/"):
+                where = f"is inside its location {spec.location}"
+                raise MountpointError(f"route {spec.prefix}: the mountpoint {point} {where}")
 
 
 def holders(path: str, dev: str | None = None) -> list[Holder]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vfsd.core.policy import MODES, READ, Policy, Rule, RuleError, anchor, blind_spot
+from vfsd.routes import Route
 from vfsd.rules.approvals import Approvals
 from vfsd.rules.config import RulesSpec
 from vfsd.rules.guard import Guard
@@ -32,7 +33,10 @@ LOOKED_AT = 5000
 
 
 class Rulebook:
-    """``reread`` gives the configuration's rules as they are now. Raises ValueError for what can't be enforced."""
+    """``reread`` gives the configuration's rules as they are now, or raises OSError where there is no file.
+
+    Raises ValueError for what can't be enforced.
+    """
 
     def __init__(self, vfs: Vfs, spec: RulesSpec, reread: Callable[[], RulesSpec]) -> None:
         self._vfs = vfs
@@ -44,17 +48,32 @@ class Rulebook:
         self._install(spec, {})
 
     def _install(self, spec: RulesSpec, clients: dict[str, Layer]) -> None:
+        self._prepare(spec, clients, self._vfs.table.routes)()
+
+    def prepare(self, spec: RulesSpec, routes: Sequence[Route]) -> Callable[[], None]:
+        """What puts the configuration's rules in force, once these are the routes. Raises ValueError, then nothing."""
+        return self._prepare(spec, None, routes)
+
+    def _prepare(
+        self, spec: RulesSpec, clients: dict[str, Layer] | None, routes: Sequence[Route]
+    ) -> Callable[[], None]:
         config = Layer(Policy(spec.rules), spec.hide)
         hooks = self.guard.hooks if spec.hooks == self.spec.hooks and self.guard.hooks else Hooks(spec.hooks)
-        quotas = quotas_for(spec.quotas, self._vfs.table.routes)
-        self.spec, self._clients = spec, clients
-        self.approvals.seconds = spec.approval_seconds
-        self.guard.install({CONFIG: config, **clients}, hooks, quotas)
+        quotas = quotas_for(spec.quotas, routes)
+
+        def install() -> None:
+            self.spec, self._clients = spec, self._clients if clients is None else clients
+            self.approvals.seconds = spec.approval_seconds
+            self.guard.install({CONFIG: config, **self._clients}, hooks, quotas)
+
+        return install
 
     async def reload(self) -> dict[str, Any]:
-        """Read the configuration's rules anew; OSError(EINVAL) with the sentence, and those of before stay in force."""
+        """Read the configuration's rules anew; OSError with the sentence, and those of before stay in force."""
         try:
             self._install(self._reread(), self._clients)
+        except OSError:
+            raise
         except Exception as exc:
             log.error("rules are as before: %s", exc)
             raise OSError(errno.EINVAL, f"{exc}; the rules of before stay in force") from None

@@ -12,6 +12,7 @@ import errno
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,6 +28,7 @@ from vfsd.doors.engines.native import transport
 from vfsd.doors.engines.native.protocol import BLKSIZE
 from vfsd.doors.fuse import FuseDoor, Opened, errno_of
 from vfsd.doors.notify import Notifier
+from vfsd.doors.tally import Tally, took
 
 log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -92,15 +94,24 @@ def _inval_inode(ino: int, offset: int, length: int) -> None:
 
 
 def _guarded(handler: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
+    name = handler.__name__
+
     @functools.wraps(handler)
     async def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         args[0].requests += 1  # type: ignore[attr-defined]
+        tally: Tally = args[0]._door.tally  # type: ignore[attr-defined]
+        began = time.perf_counter()
         try:
             return await handler(*args, **kwargs)
-        except FUSEError:
+        except FUSEError as e:
+            tally.failed[name, e.errno] += 1
             raise
         except Exception as e:
-            raise FUSEError(errno_of(e, f"FUSE request {handler.__name__}")) from None
+            code = errno_of(e, f"FUSE request {name}")
+            tally.failed[name, code] += 1
+            raise FUSEError(code) from None
+        finally:
+            took(tally.row(name), time.perf_counter() - began)
 
     return guarded
 

@@ -23,6 +23,7 @@ from vfsd.doors.engines.native import transport
 from vfsd.doors.engines.native.waiter import Waiter
 from vfsd.doors.fuse import FuseDoor, Opened, errno_of
 from vfsd.doors.notify import Notifier
+from vfsd.doors.tally import Row, Tally, took
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ class NativeEngine:
         self._handlers: dict[int, Handler] = {}
         self._tasks: dict[int, trio.CancelScope] = {}
         self._flush = False
+        self._tally = Tally()
+        self._names: dict[int, str] = {}
+        self._rows: dict[int, Row] = {}
 
     async def run(self, door: FuseDoor, mountpoint: str, options: Options, started: Callable[[], None]) -> None:
         """Mounts, calls ``started`` once the kernel and we agree on the protocol, serves until the mount is gone.
@@ -61,6 +65,9 @@ class NativeEngine:
         self._started = started
         self._flush = door.needs_flush is not None
         self._handlers = self._table()
+        self._tally = door.tally
+        self._names = {code: _name(handler) for code, handler in self._handlers.items()}
+        self._rows = {code: door.tally.row(name) for code, name in self._names.items()}
         self._fd = await trio.to_thread.run_sync(
             lambda: transport.mount(
                 mountpoint,
@@ -112,7 +119,7 @@ class NativeEngine:
 
     async def _serve(self, nursery: trio.Nursery, waiter: Waiter) -> bool:
         """Until the mount is gone. True: unmounted; False: the connection was cut and the mount is still there."""
-        fd, handlers = self._fd, self._handlers
+        fd, handlers, rows, now = self._fd, self._handlers, self._rows, time.perf_counter
         has_request, readv, parse, is_inline = waiter.has_request, os.readv, p.parse_header, self._door.is_inline
         buffer = bytearray(p.BUFFER_SIZE)
         view, buffers, body_at = memoryview(buffer), [buffer], p.HEADER_SIZE
@@ -142,6 +149,7 @@ class NativeEngine:
             if handler is None:
                 self._without_handler(opcode, unique, ino, view[body_at:end])
                 continue
+            began = now()
             if (uid, gid, pid) != credentials:
                 credentials = (uid, gid, pid)
                 caller = Caller(uid, gid, pid)
@@ -150,15 +158,16 @@ class NativeEngine:
                     payload = await handler(ino, view[body_at:end], caller)
                 else:
                     body = memoryview(bytes(view[body_at:end]))
-                    nursery.start_soon(self._answer, handler, opcode, unique, ino, body, caller)
+                    nursery.start_soon(self._answer, handler, opcode, unique, ino, body, caller, began)
                     continue
             except Exception as e:
                 self._reply(unique, self._failed(e, opcode, ino))
             else:
                 self._reply(unique, 0, payload)
+            took(rows[opcode], now() - began)
 
     async def _answer(
-        self, handler: Handler, opcode: int, unique: int, ino: int, body: memoryview, caller: Caller
+        self, handler: Handler, opcode: int, unique: int, ino: int, body: memoryview, caller: Caller, began: float
     ) -> None:
         """A request that may have to wait, in its own task."""
         with trio.CancelScope() as scope:
@@ -172,10 +181,15 @@ class NativeEngine:
             finally:
                 del self._tasks[unique]
         if scope.cancelled_caught:
+            self._tally.failed[self._names[opcode], errno.EINTR] += 1
             self._reply(unique, errno.EINTR)
+        took(self._rows[opcode], time.perf_counter() - began)
 
     def _failed(self, exc: Exception, opcode: int, ino: int) -> int:
-        return errno_of(exc, f"FUSE request {opcode} for ino {ino}")
+        code = errno_of(exc, f"FUSE request {opcode} for ino {ino}")
+        if opcode in self._names:
+            self._tally.failed[self._names[opcode], code] += 1
+        return code
 
     def _reply(self, unique: int, error: int = 0, payload: Payload = b"") -> None:
         size = len(payload)
@@ -429,6 +443,11 @@ class NativeEngine:
     async def _syncfs(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         await self._door.syncfs(ino)
         return b""
+
+
+def _name(handler: Handler) -> str:
+    """The operation that a handler is for."""
+    return handler.__name__.strip("_").removeprefix("do_")
 
 
 def _open_flags(opened: Opened) -> int:
