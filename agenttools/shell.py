@@ -34,6 +34,7 @@ from agenttools.denials import denials
 from agenttools.keeper import KeeperFailed
 from agenttools.limits import Limits, LimitsUnavailable
 from agenttools.views import (
+    CALL,
     Launch,
     TreeClient,
     View,
@@ -128,7 +129,7 @@ def execute(
     def run(launch: Launch) -> ExecuteResult:
         name = absolute(output_file or f"{RESULTS}/{_file_name(call_id or f'execute_{call}')}")
         output = Output(max_output, launch.mountpoint, name, max_file, on_output)
-        with _told(client, command, call, call_id):
+        with _told(client, command, call, of_call(call_id).get(CALL)):
             ran = run_command(launch, command, call, limit, output, name, cancellation)
         reasons = denials(client, call) if ran.exit_code else []
         return replace(ran, notices=(*ran.notices, *reasons)) if reasons else ran

@@ -14,6 +14,7 @@ import pytest
 from makers import close_vfs, done, open_vfs
 
 from vfsd.audit import log as auditlog
+from vfsd.audit.history import Filter
 from vfsd.audit.recorder import Audit
 from vfsd.core.types import Caller, SetAttr
 from vfsd.vfs import Vfs
@@ -369,3 +370,27 @@ def test_a_full_disk_stops_no_one_and_is_told_of(state: Watched, monkeypatch: py
     assert found == [("lost", 3, None), ("create", None, "/d")]
     numbers = [r["seq"] for r in state.records()]
     assert len(set(numbers)) == len(numbers)
+
+
+def test_who_has_no_pid_here_did_it_while_known_executes_ran(state: Watched) -> None:
+    """Processes of a pid namespace that is not below ours: the kernel gives 0 for all of them."""
+    unseen = ME._replace(pid=0)
+
+    def among(caller: Caller) -> list[str] | None:
+        done(state.vfs.mkdir(1, b"d%d" % len(state.records()), 0o755, caller))
+        (record,) = state.new()
+        assert "call" not in record and "execute" not in record
+        return [one["execute"] + one["call"] for one in record["among"]] if "among" in record else None
+
+    assert among(unseen) is None
+    state.audit.began("e1", "call_1")
+    assert among(unseen) == ["e1call_1"]
+    state.audit.began("e2", "")
+    assert among(unseen) == ["e1call_1", "e2"]
+    assert among(ME) is None
+    state.audit.ended("e1")
+    assert among(unseen) == ["e2"]
+    state.audit.ended("e2")
+    assert among(unseen) is None
+    line = b'{"seq":1,"result":"ok","path":"/f","among":[{"execute":"e1","call":"c1"},{"execute":"e2","call":"c2"}]}'
+    assert [len(list(Filter(call=call).records([line]))) for call in ("c1", "e2", "c3")] == [1, 1, 0]

@@ -26,5 +26,11 @@ class Witness(Protocol):
     def refused(self, message: Mapping[str, Any], caller: Caller, error: OSError) -> None:
         """A request of the tool door failed, in a funnel (which has told of it) or before it reached one."""
 
+    def began(self, execute: str, call: str) -> None:
+        """An execute of the tool call ``call`` begins whose processes have no pid here."""
+
+    def ended(self, execute: str) -> None:
+        """... and has ended, or whoever told of it has gone."""
+
     def restored(self, op: str, checkpoint: str, changes: int, caller: Caller) -> None:
         """The tree went back to a checkpoint, which no funnel sees."""

@@ -104,16 +104,20 @@ def test_a_sidecar(podman: Podman, inside: Inside, shared: Path) -> None:
 
 
 def test_a_sidecar_that_does_not_see_the_processes_of_others(podman: Podman, inside: Inside, shared: Path) -> None:
-    """Calls of tools are led back, what commands change is not, and the daemon says so."""
+    """Of what commands change it is known which ran at that time, and the daemon says so."""
     where = ["-e", "VFSD_MOUNTPOINT=/shared/vfs"]
     podman.start("sidecar", *inside.flags, *where, "-v", f"{shared}:/shared:rshared", argv=[ENTRYPOINT])
     inside.serving()
     has = ["-v", f"{shared}:/shared:rslave", *inside.doors, "-e", "VFSD_CALL_ID=call_3"]
-    execute = ["agenttools", "execute", "--profile", "open", "echo > /made"]
-    podman.run(*has, argv=execute)
-    (made,) = [record for record in log(inside.outside, "--path", "/made") if record["op"] == "create"]
-    assert made["pid"] == 0 and "call" not in made
-    assert "a process in a pid namespace out of sight" in inside.outside("vfsd", "log", "--path", "/made")
+    execute = "agenttools execute --profile open"
+    killed = f"timeout -s KILL 2 {execute} 'echo > /killed; sleep 60'"
+    podman.run(*has, argv=["sh", "-c", f"{execute} 'echo > /made'; {killed}; echo > /shared/vfs/after"])
+    made, _ = [record for record in log(inside.outside, "--call", "call_3") if record["op"] == "create"]
+    assert (made["path"], made["pid"], "call" in made) == ("/made", 0, False)
+    assert [one["call"] for one in made["among"]] == ["call_3"]
+    assert "while call call_3 execute" in inside.outside("vfsd", "blame", "/made")
+    (after,) = [record for record in log(inside.outside, "--path", "/after") if record["op"] == "create"]
+    assert after["pid"] == 0 and "among" not in after
     assert "pid namespace that this daemon does not see" in podman.podman("logs", "sidecar").stderr
 
 

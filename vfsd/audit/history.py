@@ -94,7 +94,7 @@ class Filter:
     def _wants(self, record: Record) -> bool:
         if self.since is not None and str(record.get("time", "")) < self.since:
             return False
-        if self.call is not None and self.call not in (record.get("call"), record.get("execute")):
+        if self.call is not None and all(self.call not in (r.get("call"), r.get("execute")) for r in _whose(record)):
             return False
         if self.pid is not None and record.get("pid") != self.pid:
             return False
@@ -102,6 +102,12 @@ class Filter:
             return False
         paths = (record.get("path"), record.get("path2"))
         return self.path is None or any(type(p) is str and self.path.match(p) for p in paths)
+
+
+def _whose(record: Record) -> list[Record]:
+    """The record, and the executes of which one may have been behind it."""
+    among = record.get("among", [])
+    return [record, *(one for one in among if isinstance(one, dict))] if isinstance(among, list) else [record]
 
 
 class _Names:

@@ -22,7 +22,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any
 
-from vfsd.audit.actors import Actors
+from vfsd.audit.actors import Actors, Mark
 from vfsd.audit.line import NOTHING, READS, Args, Before, Lines, quoted, quoted_path
 from vfsd.audit.log import SegmentLog, lines_back
 from vfsd.core.types import NODE_BITS, NODE_MASK, Caller
@@ -73,6 +73,7 @@ class Audit:
         self._before, self._changed = self._lines.before, self._lines.changed
         self._trees, self._paths = self._lines.trees, self._lines.paths
         self._append = self.log.append
+        self._unseen: dict[str, Mark] = {}
         self._caller: Caller | None = None
         self._whom, self._until = b"", 0
         self._second = 0
@@ -148,6 +149,20 @@ class Audit:
         except Exception:
             log.exception("audit of a refused %s", op)
 
+    def began(self, execute: str, call: str) -> None:
+        """An execute begins whose processes the kernel has no pid for here, so that only the time tells what it did."""
+        self._unseen[execute] = Mark(execute, call)
+        self._forget_unseen()
+
+    def ended(self, execute: str) -> None:
+        """... and has ended."""
+        self._unseen.pop(execute, None)
+        self._forget_unseen()
+
+    def _forget_unseen(self) -> None:
+        self._until = 0
+        self._who = {caller: who for caller, who in self._who.items() if caller.pid}
+
     def restored(self, op: str, checkpoint: str, changes: int, caller: Caller) -> None:
         """The tree went back to a checkpoint."""
         self._lines.forget_paths()
@@ -220,6 +235,9 @@ class Audit:
             parts.append(b'"call":%b' % quoted(call))
         if actor.mark is not None:
             parts.append(b'"execute":%b' % quoted(actor.mark.execute))
+        if caller.pid == 0 and caller.door == "fuse" and self._unseen:
+            among = [b'{"execute":%b,"call":%b}' % (quoted(m.execute), quoted(m.call)) for m in self._unseen.values()]
+            parts.append(b'"among":[%b]' % b",".join(among))
         parts.append(b'"pid":%d,"uid":%d' % (actor.pid, caller.uid))
         if actor.command:
             parts.append(b'"command":%b' % quoted(actor.command))

@@ -168,6 +168,8 @@ def _plain(r: Record) -> str:
         who.append(f"pid {r['pid']} uid {r.get('uid')}")
     elif r.get("door") == "fuse":
         who.append(f"a process in a pid namespace out of sight, or the kernel, uid {r.get('uid')}")
+        running = [f"call {one['call']} execute {one['execute']}" for one in r.get("among", ())]
+        who.append(_safe(f"while {' and '.join(running) or 'no command'} ran"))
     if r.get("command"):
         who.append(_safe(r["command"]))
     return f"{line}  {_paint(', '.join(who) or r.get('door', ''), _CYAN)}"

@@ -149,17 +149,20 @@ async def gc(s: Session, m: Message, caller: Caller) -> Message:
 @functools.cache
 def _tell_unseen() -> None:
     log.warning(
-        "a command runs in a pid namespace that this daemon does not see: the audit cannot lead its changes back to "
-        "the tool call. Share the namespace (podman: --pid container:ID, Kubernetes: shareProcessNamespace)"
+        "a command runs in a pid namespace that this daemon does not see: of a change in there the audit can only say "
+        "which commands ran at that time. Share the namespace (podman: --pid container:ID, or docs/containers.md)"
     )
 
 
 @op
 async def execute_begin(s: Session, m: Message, caller: Caller) -> Message:
     """{command: bytes, call: str} -> {checkpoint: id or ""}: a command of that marker is about to run in the tree"""
-    want(m, "call", str)
-    if caller.pid == 0:  # SO_PEERCRED has no number for a process outside our pid namespace, nor has FUSE
+    call = want(m, "call", str)
+    # SO_PEERCRED has no number for a process outside our pid namespace, nor has FUSE.
+    if caller.pid == 0 and s.vfs.witness is not None:
         _tell_unseen()
+        s.unseen.add(call)
+        s.vfs.witness.began(call, caller.call_id)
     command = want(m, "command", bytes).decode(errors="replace")
     taken = "" if s.host.checkpoints is None else await s.host.checkpoints.before_execute(command, caller)
     return {"checkpoint": taken}
@@ -168,5 +171,5 @@ async def execute_begin(s: Session, m: Message, caller: Caller) -> Message:
 @op
 async def execute_end(s: Session, m: Message, caller: Caller) -> Message:
     """{call: str} -> {}: the command has ended"""
-    want(m, "call", str)
+    s.end_unseen(want(m, "call", str))
     return {}

@@ -72,6 +72,7 @@ class Session:
         self.host = host
         self.handles: dict[int, Handle] = {}
         self.uploads: dict[int, bytearray] = {}
+        self.unseen: set[str] = set()
         # Numbers of their own in every connection, so that one from before a reconnect fits nothing.
         self._next = secrets.randbits(48) << 8
 
@@ -94,8 +95,17 @@ class Session:
             self.host.uploaded -= len(data)
         return data
 
+    def end_unseen(self, execute: str) -> None:
+        """An execute whose processes have no pid here has ended; nothing for another."""
+        if execute in self.unseen:
+            self.unseen.discard(execute)
+            if self.vfs.witness is not None:
+                self.vfs.witness.ended(execute)
+
     async def close(self) -> None:
         """Release all; nobody is there any more to tell errors to."""
+        for execute in list(self.unseen):
+            self.end_unseen(execute)
         for number in list(self.uploads):
             self.forget_upload(number)
         while self.handles:
