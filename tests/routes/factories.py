@@ -18,6 +18,10 @@ def nothing() -> None:
     return None
 
 
+async def later() -> Any:
+    return object()
+
+
 def raises() -> Any:
     raise RuntimeError("made to fail")
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from servers import World, wait_until
+from servers import Postgres, World, wait_until
 
 from agenttools import tools
 from agenttools.client import Client
@@ -67,6 +67,8 @@ def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Pat
     (tmp_path / "d").mkdir()
     bad = {
         "/scheme/": ("store:mongodb://x", "unknown store"),
+        "/redis/": ("store:redis://127.0.0.1:1", "let a factory make the RedisStore"),
+        "/place/": ("blob:gs://bucket", "unknown place of blobs"),
         "/name/": (f"store:sqlite:{tmp_path}/x.db#a.b", "namespace component 'a.b'"),
         "/hole/": (f"store:sqlite:{tmp_path}/x.db#" + "{nobody}", "{nobody}"),
         "/directory/": (f"store:sqlite:{tmp_path}/d", ""),
@@ -75,6 +77,9 @@ def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Pat
         "/nonsense/": ("backend:factory:factories:nonsense", "no ls"),
         "/raises/": ("store:factory:factories:raises", "made to fail"),
         "/nothing/": ("store:factory:factories:nothing", "NoneType"),
+        "/later/": ("backend:factory:factories:later", "coroutine"),
+        "/function/": ("backend:factory:factories:no_such_function", "no function 'no_such_function'"),
+        "/number/": ("store:factory:factories:nonsense", "no LangGraph BaseStore"),
     }
     m = world.mount(*(f"{prefix}={text}" for prefix, (text, _) in bad.items()), f"/good/=store:sqlite:{tmp_path}/g.db")
     for prefix, (_, why) in bad.items():
@@ -87,6 +92,38 @@ def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Pat
             (m / prefix.strip("/") / "f").write_text("x")
     (m / "good" / "f").write_text("x")
     assert (m / "good" / "f").read_text() == "x"
+
+
+def test_a_login_and_a_database_that_postgresql_does_not_have(world: World, postgres: Postgres) -> None:
+    postgres.sql("DROP ROLE IF EXISTS guest")
+    postgres.sql("CREATE ROLE guest NOLOGIN")
+    host = postgres.home
+    bad = {
+        "/login/": (f"postgresql://guest@/postgres?host={host}", "not permitted to log in"),
+        "/user/": (f"postgresql://nobody@/postgres?host={host}", 'role "nobody" does not exist'),
+        "/database/": (f"postgresql://postgres@/missing?host={host}", 'database "missing" does not exist'),
+    }
+    routes = [f"{prefix}=store:{uri}" for prefix, (uri, _) in bad.items()]
+    m = world.mount(*routes, f"/good/=store:{postgres.uri}")
+    status = world.vfsd("status").stdout
+    with Client(socket=world.socket()) as client:
+        for prefix, (_, why) in bad.items():
+            said = [line for line in world.said.splitlines() if f"route {prefix} " in line]
+            assert len(said) == 1
+            assert why in said[0]
+            assert why in status
+            with pytest.raises(OSError, match="Input/output error"):
+                os.listdir(m / prefix.strip("/"))
+            error = tools.write(client, f"{prefix}f", "x").error
+            assert error is not None
+            assert prefix in error
+            assert why in error
+        assert tools.write(client, "/good/f", "x").error is None
+    # Once it is let in, it works by itself.
+    postgres.sql("ALTER ROLE guest LOGIN SUPERUSER")
+    wait_until(lambda: (m / "login" / "f").read_text() == "x", 20)
+    world.umount()
+    postgres.sql("DROP ROLE guest")
 
 
 def test_a_password_is_not_shown(world: World, tmp_path: Path) -> None:

@@ -466,6 +466,10 @@ def open_store(location: str, namespace: tuple[str, ...], owner: tuple[int, int]
         return PostgresRemote(location, namespace, owner)
     if location == "memory:" or scheme == "factory":
         return StoreRemote(location, namespace, owner)
+    if scheme in ("redis", "rediss"):
+        raise RemoteError(
+            "stores on Redis are not served by address: let a factory make the RedisStore (factory:MODULE:FUNCTION)"
+        )
     raise RemoteError(
         f"unknown store {shown(location)!r}: use sqlite:PATH, postgresql://USER@HOST/DATABASE, memory: or"
         " factory:MODULE:FUNCTION"
