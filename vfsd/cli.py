@@ -30,10 +30,7 @@ from vfsd.commands.parsing import add_thread, command
 from vfsd.doors.engines import abort, unmount
 from vfsd.executeconfig import PROFILES
 from vfsd.process import mountpoint, registry
-from vfsd.process.control import Failure, ask
-
-STATUS_SECONDS = 2.0
-"""How long ``status`` waits for one daemon's answer."""
+from vfsd.process.control import Failure, go_on, log_of, state_of
 
 UMOUNT_SECONDS = 60.0
 """How long ``umount`` waits for the last bytes to be written."""
@@ -213,7 +210,7 @@ def _mount(args: argparse.Namespace) -> int:
     if entry is not None:
         silence = mountpoint.answers(path)
         if silence is not None:
-            raise Failure(f"{path} is mounted but does not answer ({silence.strerror}): see {entry['log']}")
+            raise Failure(f"{path} is mounted but does not answer ({silence.strerror}): see {log_of(entry)}")
         for route in entry["routes"]:
             if "problem" in route:
                 _say(f"route {route['prefix']} ({route['kind']} {route['location']}) does not work: {route['problem']}")
@@ -267,7 +264,7 @@ def _umount(args: argparse.Namespace) -> int:
     mount = mountpoint.mount_at(path)
     dev = mount.dev if mount is not None and mount.ours else None
     if not args.force and registry.stopped(pid):
-        raise Failure(f"{name!r} (pid {pid}) is stopped: {path} is still mounted; {_go_on(entry)}")
+        raise Failure(f"{name!r} (pid {pid}) is stopped: {path} is still mounted; {go_on(entry)}")
     # Typed in a shell that stands in the mount, this very command would keep it busy.
     os.chdir("/")
     if args.force or dev is None:
@@ -289,16 +286,12 @@ def _umount(args: argparse.Namespace) -> int:
         return 0
     if not registry.wait_gone(name, UMOUNT_SECONDS, pid):
         if registry.stopped(pid):
-            raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) is stopped; {_go_on(entry)}")
+            raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) is stopped; {go_on(entry)}")
         users = _holders(path, dev)
         reason = f"these still use it: {users}" if users else "it is still writing"
         raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) has not ended: {reason}")
     print(f"unmounted {path}")
     return 0
-
-
-def _go_on(entry: dict[str, Any]) -> str:
-    return f"let it go on with kill -CONT {entry['pid']}, or end it with vfsd umount --force {entry['name']}"
 
 
 def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:
@@ -370,7 +363,7 @@ def _holders(path: str, dev: str | None) -> str:
 
 
 def _status(args: argparse.Namespace) -> int:
-    found = [_state(entry) for entry in registry.entries() if args.name in (None, entry["name"])]
+    found = [state_of(entry) for entry in registry.entries() if args.name in (None, entry["name"])]
     if args.json:
         print(json.dumps(found, indent=1))
     for row in found if not args.json else []:
@@ -390,21 +383,6 @@ def _status(args: argparse.Namespace) -> int:
     if not found and not args.json:
         print("no mounts")
     return 0
-
-
-def _state(entry: dict[str, Any]) -> dict[str, Any]:
-    """What ``status`` shows of one entry: the daemon's own words where it answers in time."""
-    row = {key: value for key, value in entry.items() if key != "alive"} | {"uptime": 0.0, "counters": {}}
-    if not entry["alive"]:
-        return row | {"state": "dead", "fix": f"vfsd umount {entry['name']}"}
-    row["uptime"] = max(0.0, time.time() - entry["started"])
-    if registry.stopped(entry["pid"]):
-        return row | {"state": "stopped", "fix": _go_on(entry)}
-    try:
-        reply = ask(entry["socket"], "status", STATUS_SECONDS)
-    except OSError as exc:
-        return row | {"state": f"does not answer ({exc.strerror or exc})", "fix": f"see {entry['log']}"}
-    return row | {key: value for key, value in reply.items() if key not in ("id", "ok")} | {"state": "running"}
 
 
 # -- check, doctor, run

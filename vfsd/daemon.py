@@ -33,7 +33,6 @@ from vfsd.config import (
     again,
     audit_home,
     check_word,
-    mount_home,
     state_home,
     thread_home,
 )
@@ -61,7 +60,7 @@ from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
 
-log = logging.getLogger("vfsd")
+log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 2.0
 """Between the unmount and the end for who still uses the tree from another mount namespace."""
@@ -71,10 +70,11 @@ MAINTAIN_SECONDS = 5.0
 
 
 class Daemon:
-    """One mount of ``config`` on ``mountpoint`` (an absolute real path)."""
+    """One mount of ``config`` on ``mountpoint`` (an absolute real path), whose log is the file ``log``, if any."""
 
-    def __init__(self, config: Config, mountpoint: str, manager: Supervisor) -> None:
+    def __init__(self, config: Config, mountpoint: str, manager: Supervisor, log: Path | None) -> None:
         self.config = config
+        self.log = None if log is None else str(log)
         self.manager = manager
         self.mountpoint = mountpoint
         self.started = 0.0
@@ -329,7 +329,7 @@ class Daemon:
             "allow_other": self.config.allow_other,
             "log_format": self.config.log_format,
             "metrics": None if self._metrics is None else self._metrics.address,
-            "log": str(mount_home(self.config) / "vfsd.log"),
+            "log": self.log,
         }
 
     def status(self, vfs: Vfs) -> dict[str, Any]:

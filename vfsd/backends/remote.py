@@ -20,7 +20,8 @@ import xxhash
 
 from vfsd.core.types import StatFs
 
-_PASSWORD = re.compile(r"(//[^/:@]*):[^/@]*@")
+_PASSWORD = re.compile(r"(//[^/:@]*:)[^/@]*(?=@)|([?&](?:ssl)?password=)[^&#]*")
+"""As a part of the authority (RFC 3986) or, as libpq takes it too, of the query."""
 
 ERRNOS = frozenset(
     (
@@ -214,4 +215,4 @@ def check_path(path: bytes) -> None:
 
 def shown(location: str) -> str:
     """A location without its password."""
-    return _PASSWORD.sub(r"\1:***@", location)
+    return _PASSWORD.sub(r"\1\2***", location)

@@ -1,14 +1,17 @@
-"""The commands that look after a running mount: ``vfsd reload`` and ``vfsd log-level``."""
+"""The commands that look after a mount: ``vfsd reload``, ``vfsd log-level`` and ``vfsd bugreport``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from vfsd.commands.parsing import command
 from vfsd.config import LOG_LEVELS
-from vfsd.process.control import connect
+from vfsd.process import registry
+from vfsd.process.control import Failure, connect, state_of
 
 
 def add(commands: Any) -> None:
@@ -20,6 +23,10 @@ def add(commands: Any) -> None:
     p.add_argument("name", metavar="NAME", help="the mount's name")
     p.add_argument("level", metavar="LEVEL", nargs="?", choices=LOG_LEVELS, help="(default: only say which it is)")
     p.set_defaults(run=_log_level)
+    p = command(commands, "bugreport", "one file that tells of a fault, with no names, contents or secrets in it")
+    p.add_argument("name", metavar="NAME", nargs="?", help="the mount's name (default: default, if there is one)")
+    p.add_argument("-o", "--output", type=Path, metavar="FILE", help="a new file (default: one here, by name and time)")
+    p.set_defaults(run=_bugreport)
 
 
 def _reload(args: argparse.Namespace) -> int:
@@ -35,4 +42,21 @@ def _reload(args: argparse.Namespace) -> int:
 def _log_level(args: argparse.Namespace) -> int:
     with connect(args.name) as control:
         print(control.call("log_level", level=args.level or "")["level"])
+    return 0
+
+
+def _bugreport(args: argparse.Namespace) -> int:
+    from vfsd.process import bugreport
+
+    name = args.name or "default"
+    row = next((state_of(entry) for entry in registry.entries() if entry["name"] == name), None)
+    if row is None and args.name:
+        raise Failure(f"no mount is called {name!r}")
+    file = args.output or Path(f"vfsd-bugreport-{name}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    print(f"{file} is to have, of {'this machine only' if row is None else repr(name)}:")
+    for part, text in bugreport.PARTS.items():
+        print(f"  {part:14} {text}")
+    print("No contents and no names of files, no environment, no texts of the configuration. This takes some seconds.")
+    sys.stdout.flush()
+    print(f"wrote {file}, {bugreport.write(file, row)} bytes: look into it before you give it away")
     return 0

@@ -14,6 +14,9 @@ from typing import Any, Self
 from vfsd.doors.rpc import VERSION, Decoder, Encoder, WireError, error_of
 from vfsd.process import registry
 
+STATUS_SECONDS = 2.0
+"""How long one daemon's status is waited for."""
+
 
 class Failure(Exception):
     """A command can't do what was asked; the message is the sentence to print."""
@@ -92,3 +95,28 @@ def connect(name: str) -> Control:
     if entry is None:
         raise Failure(f"no mount is called {name!r}: start it with vfsd mount --name {name} MOUNTPOINT")
     return Control(entry["socket"])
+
+
+def log_of(entry: dict[str, Any]) -> str:
+    """Where a daemon's log is, for a sentence."""
+    return entry["log"] or "its standard error (of a service: its journal)"
+
+
+def go_on(entry: dict[str, Any]) -> str:
+    """What to do with a daemon that was stopped."""
+    return f"let it go on with kill -CONT {entry['pid']}, or end it with vfsd umount --force {entry['name']}"
+
+
+def state_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """What ``status`` shows of one entry: the daemon's own words where it answers in time."""
+    row = {key: value for key, value in entry.items() if key != "alive"} | {"uptime": 0.0, "counters": {}}
+    if not entry["alive"]:
+        return row | {"state": "dead", "fix": f"vfsd umount {entry['name']}"}
+    row["uptime"] = max(0.0, time.time() - entry["started"])
+    if registry.stopped(entry["pid"]):
+        return row | {"state": "stopped", "fix": go_on(entry)}
+    try:
+        reply = ask(entry["socket"], "status", STATUS_SECONDS)
+    except OSError as exc:
+        return row | {"state": f"does not answer ({exc.strerror or exc})", "fix": f"see {log_of(entry)}"}
+    return row | {key: value for key, value in reply.items() if key not in ("id", "ok")} | {"state": "running"}

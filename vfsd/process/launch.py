@@ -112,7 +112,7 @@ def _become_daemon(config: Config, mountpoint: str, log: Path, pipe: int) -> Non
         os.dup2(stream, 2)
         os.close(null)
         os.close(stream)
-        reason = _serve(config, mountpoint, tell, Supervisor())
+        reason = _serve(config, mountpoint, tell, Supervisor(), log)
         if reason is None:
             status = 0
         else:
@@ -145,7 +145,7 @@ def _allow_many_descriptors() -> None:
                 continue
 
 
-def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor) -> str | None:
+def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor, log: Path | None = None) -> str | None:
     """Run the daemon to its end; None when it ended in order, else the sentence that says why it did not."""
     from vfsd.daemon import Daemon
 
@@ -153,14 +153,14 @@ def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor) -
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     logs.dump_on_signal()
     try:
-        Daemon(config, mountpoint, manager).run(ready)
+        Daemon(config, mountpoint, manager, log).run(ready)
     except BaseException as exc:
         cause = first_cause(exc)
         sentence = sentence_of(cause)
         if sentence is None:
-            logging.getLogger("vfsd").critical("the daemon failed", exc_info=exc)
+            logging.getLogger(__name__).critical("the daemon failed", exc_info=exc)
             return f"internal error ({cause!r}): see the log"
-        logging.getLogger("vfsd").error("%s", sentence)
+        logging.getLogger(__name__).error("%s", sentence)
         return sentence
     return None
 

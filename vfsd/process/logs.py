@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 
-log = logging.getLogger("vfsd")
+log = logging.getLogger(__name__)
 
 TEXT = "%(asctime)s %(levelname)s %(name)s:%(lineno)d: %(message)s"
 
@@ -59,7 +59,8 @@ def dump_on_signal() -> None:
 def _dump(number: int, frame: FrameType | None) -> None:
     """Also while the loop is kept from running: a handler runs in the midst of whatever does that."""
     # Whatever the level is, for somebody asked. On a thread: this one may be writing to the log at this moment.
-    record = log.makeRecord("vfsd", logging.INFO, __file__, 0, "all stacks:\n%s", (stacks(frame),), None)
+    here = sys._getframe().f_lineno
+    record = log.makeRecord(log.name, logging.INFO, __file__, here, "all stacks:\n%s", (stacks(frame),), None)
     threading.Thread(target=log.handle, args=(record,), name="vfsd-stacks").start()
 
 
