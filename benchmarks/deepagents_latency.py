@@ -196,11 +196,11 @@ def main() -> None:
     if args.json:
         print(json.dumps(figures, indent=1))
         return
+    print(f"{args.files} files; microseconds an operation (in brackets: VfsBackend (state) / this)")
     for title, rows in figures.items():
-        print(f"\n{title}: us an operation, {args.files} files (in brackets: VfsBackend (state) / this)")
-        print(f"{'':22}" + "".join(f"{step[0]:>18}" for step in STEPS))
+        print(f"\n| {title} | {' | '.join(step[0] for step in STEPS)} |\n|{'---|' * (len(STEPS) + 1)}")
         for name, row in rows.items():
-            print(f"{name:22}" + "".join(f"{shown(row, rows, step[0]):>18}" for step in STEPS))
+            print(f"| {name} | {' | '.join(shown(row, rows, step[0]) for step in STEPS)} |")
 
 
 def shown(row: dict[str, float | None], rows: dict[str, dict[str, float | None]], step: str) -> str:

@@ -96,6 +96,8 @@ def test_what_deep_agents_looks_for() -> None:
     assert "max_count" in inspect.signature(VfsBackend.grep).parameters
     assert "max_count" in inspect.signature(VfsBackend.agrep).parameters
     assert VfsBackend.delete is not BackendProtocol.delete
+    backend = VfsBackend("work")
+    assert {backend: 1}[backend] == 1
 
 
 def test_media_are_those_of_deep_agents() -> None:

@@ -1,0 +1,32 @@
+#!/bin/bash
+# The adapters' tests with the oldest versions that pyproject.toml allows of what they adapt, one extra after the other:
+#   scripts/oldest.sh [deepagents|mcp|fsspec|langchain]...
+# These go into a directory of their own that is looked into before .venv (which make test fills), and are gone after.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+export PATH=$PWD/.venv/bin:$PATH
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+[ $# -gt 0 ] || set -- deepagents mcp fsspec langchain
+
+versions() {
+    "$python" - "$1" <<'END'
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    print(*tomllib.load(file)["project"]["optional-dependencies"][sys.argv[1]])
+END
+}
+
+for extra; do
+    packages=$(versions "$extra" | sed 's/>=/==/g')
+    case $extra in
+        deepagents) tests="test_deepagents.py test_deepagents_agent.py test_permissions.py test_timetravel.py" ;;
+        mcp) tests=test_mcp.py packages="$packages ${packages/mcp/mcp-types}" ;;
+        fsspec) tests=test_fsspec.py ;;
+        langchain) tests=test_langchain_tools.py ;;
+    esac
+    echo "oldest: $packages"
+    "$python" -m pip install -q --disable-pip-version-check --no-deps --target "$place/$extra" $packages
+    (cd tests/adapters && PYTHONPATH=$place/$extra "$python" -m pytest -q -W "ignore:Class-scoped fixtures" $tests)
+done
