@@ -35,6 +35,7 @@ class Gone:
     """What is left of a volume whose route was removed: the kernel may still give back lookups of its inodes."""
 
     inline = True
+    sync_waits = False
     cache_seconds = 0.0
     kind = "removed"
 

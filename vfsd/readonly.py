@@ -32,6 +32,7 @@ class ReadOnlyVolume:
     """The part of the volume API that changes something or makes it durable: EROFS, and nothing to do."""
 
     inline = True
+    sync_waits = False
     read_only = True
 
     def _refuse(self, *args: Any) -> NoReturn:

@@ -479,19 +479,19 @@ class TreeVolume:
     async def syncfs(self) -> None:
         await self.backend.sync()
 
+    @property
+    def sync_waits(self) -> bool:
+        """Whether the next fsync suspends."""
+        return self.backend.sync_waits
+
     async def maintain(self) -> None:
         """Bound logs and give space back; the daemon calls it when idle and now and then."""
         await self.backend.maintain()
 
     def counters(self) -> dict[str, int]:
         nodes, used = self.backend.counts()
-        return {
-            "nodes": nodes,
-            "bytes": used,
-            "resident": len(self.tree.nodes),
-            "open": len(self._handles),
-            "commits": self.commits,
-        }
+        held = {"resident": len(self.tree.nodes), "open": len(self._handles)}
+        return {"nodes": nodes, "bytes": used, "commits": self.commits, **held}
 
     def close(self) -> None:
         self.backend.close()

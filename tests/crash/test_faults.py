@@ -16,7 +16,7 @@ from faults import Calls, failing
 from makers import ME, dump, open_volume, ticking
 from workload import steps
 
-from vfsd.backends import ballast, extents, journal, sqlite
+from vfsd.backends import ballast, durable, extents, journal
 from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
 
@@ -165,13 +165,12 @@ def _full(volume: Any) -> _Full:
     return _Full(volume)
 
 
-@pytest.mark.parametrize("which", ["data", "journal"])
-def test_a_failed_sync_ends_all_writing(which: str, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("nth", [1, 2], ids=["data", "journal"])
+def test_a_failed_sync_ends_all_writing(nth: int, place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The kernel reports a lost page once; a later sync that succeeds would be a lie."""
     volume = open_volume("state", place)
     ino = volume.create_file(volume.root_ino, b"f", 0o644, b"x" * 9000, ME).ino
-    module = sqlite if which == "data" else journal
-    with failing(module, "fdatasync", code=errno.EIO), pytest.raises(OSError, match="Input/output"):
+    with failing(durable, "fdatasync", code=errno.EIO, nth=nth), pytest.raises(OSError, match="Input/output"):
         trio.run(volume.fsync, ino, 0, False)
     with pytest.raises(OSError, match="Read-only"):
         volume.write(ino, 0, 0, b"y", ME)
@@ -187,6 +186,24 @@ def test_a_failed_sync_ends_all_writing(which: str, place: Path, caplog: pytest.
     volume.close()
 
 
+def test_a_sync_asks_the_disk_only_for_what_has_news(place: Path) -> None:
+    volume = open_volume("state", place)
+    ino = volume.create_file(volume.root_ino, b"f", 0o644, b"x" * 9000, ME).ino
+
+    def syncs() -> int:
+        with failing(durable, "fdatasync", code=errno.EIO, nth=99) as calls:
+            trio.run(volume.fsync, ino, 0, False)
+        return calls.made
+
+    assert syncs() == 2  # the contents, the journal
+    assert syncs() == 0
+    volume.mkdir(volume.root_ino, b"d", 0o755, ME)
+    assert syncs() == 1
+    volume.write(ino, 0, 0, b"y", ME)
+    assert syncs() == 2
+    volume.close()
+
+
 def test_regression_blocks_of_a_failed_sync_are_not_handed_out(place: Path) -> None:
     """What frees a block must be durable before the block is used again."""
     volume = open_volume("state", place)
@@ -196,7 +213,7 @@ def test_regression_blocks_of_a_failed_sync_are_not_handed_out(place: Path) -> N
     volume.unlink(root, b"f", ME)
     waiting = volume.backend._data.quarantined()
     assert waiting == 40_960
-    with failing(sqlite, "fdatasync", code=errno.EIO), pytest.raises(OSError):
+    with failing(durable, "fdatasync", code=errno.EIO), pytest.raises(OSError):
         trio.run(volume.syncfs)
     assert volume.backend._data.quarantined() == waiting
     volume.close()

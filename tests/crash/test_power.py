@@ -33,7 +33,11 @@ from vfsd.core.changes import Content, Reserve, Write, Zero
 from vfsd.core.types import SetAttr
 from vfsd.feed import Commit
 
-pytestmark = [pytest.mark.mount, pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")]
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning"),
+]
 
 STRIDE = int(os.environ.get("VFSD_POWER_STRIDE", "3"))
 """Power is lost after every such operation of the disk."""

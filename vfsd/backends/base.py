@@ -44,6 +44,8 @@ class Backend(Protocol):
     and quick (local disk or memory)."""
 
     kind: str
+    sync_waits: bool
+    """Whether the next ``sync`` suspends."""
 
     def root(self) -> Stored | None:
         """The root directory, None in a volume just made."""

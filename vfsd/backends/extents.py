@@ -23,6 +23,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
+from vfsd.backends.durable import Durable
 from vfsd.backends.freespace import BLOCK, FreeSpace
 
 _MAPS = 100_000
@@ -75,6 +76,7 @@ class ExtentFile:
 
     def __init__(self, fd: int, fetch: Callable[[int], list[Extent]], keeps: Callable[[int], bool]) -> None:
         self.fd = fd
+        self.file = Durable(fd)
         self._keeps = keeps
         self.epoch = 1
         """What new blocks are marked with."""
@@ -424,6 +426,7 @@ class ExtentFile:
             for disk, n in runs:
                 host_fallocate(self.fd, _PUNCH, disk, n)
                 host_fallocate(self.fd, 0, disk, n)
+                self.file.written += 1
                 if self._logged or self._logged_before:
                     self._log(None, disk, n)
             self._splice(file, node, i, i, self._extents(at, runs))
@@ -449,6 +452,7 @@ class ExtentFile:
         while n < len(data):
             data, disk = memoryview(data)[n:], disk + n
             n = os.pwrite(self.fd, data, disk)
+        self.file.written += 1
 
     def _pwritev(self, parts: list[bytes | memoryview], disk: int) -> None:
         if len(parts) == 1 or self._logged or self._logged_before:
@@ -457,6 +461,7 @@ class ExtentFile:
         want = sum(map(len, parts))
         if os.pwritev(self.fd, parts, disk) != want:
             self._pwrite(b"".join(parts), disk)
+        self.file.written += 1
 
     def _log(self, data: memoryview | None, disk: int, length: int) -> None:
         """Have what goes to blocks that the log has bytes of (None: zeros) in the log as well."""

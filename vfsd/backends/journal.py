@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 import xxhash
 
+from vfsd.backends.durable import Durable
 from vfsd.backends.extents import host_fallocate
 
 _HEAD = struct.Struct("<IIQ")
@@ -39,6 +40,7 @@ class Journal:
             os.open(directory / f"journal.{i}", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             for i in (0, 1)
         ]
+        self._files = [Durable(fd) for fd in self._fds]
         self._active = 0
         self._fd = self._fds[0]
         self._pack = msgpack.Packer(autoreset=True).pack
@@ -83,6 +85,7 @@ class Journal:
             self._cut()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._torn = False
+        self._files[self._active].written += 1
         self.size += written
         self.seq += 1
 
@@ -106,8 +109,8 @@ class Journal:
 
     def sync(self) -> None:
         """All records survive power loss; may be called in a thread."""
-        for fd in self._fds:
-            os.fdatasync(fd)
+        for file in self._files:
+            file.sync()
 
     def replay(self, after: int) -> Iterator[Rows]:
         """The rows of each whole record after number ``after``, in order and without a gap; ``seq`` follows.

@@ -70,6 +70,7 @@ class LocalVolume(LocalFiles):
     """
 
     inline = True
+    sync_waits = True
     kind = "local"
     cache_seconds = 1.0
     """The host may change its files without telling us: how long the kernel may believe what it was told."""

@@ -20,6 +20,7 @@ class MemoryBackend:
     """Implements ``Backend`` without storing anything but contents and extended attributes."""
 
     kind = "memory"
+    sync_waits = False
 
     def __init__(self, scratch: int | None = None) -> None:
         """``scratch``: the descriptor of an unnamed file to keep contents in, instead of one in memory."""

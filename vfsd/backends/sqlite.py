@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HUGE = 1 << 31
+QUICK = 0.5e-3
+"""Seconds of a sync after which the next is made on the loop: with a thread it would take longer for who asks."""
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, Drop, Dentry, NoDentry, Xattr))}
 assert list(_CODES.values()) == list(range(EXTENT))
 
@@ -67,6 +70,7 @@ class SqliteBackend(Reads):
         self.busy = trio.Lock()
         self.problem: str | None = None
         """Why it is read-only."""
+        self.sync_waits = True
         self._waits = False
         """It is read-only until the disk has room."""
         self._ballast = Ballast(directory)
@@ -292,9 +296,11 @@ class SqliteBackend(Reads):
     def _fdatasync(self, *, journal: bool = True) -> None:
         """May be called in a thread."""
         try:
-            os.fdatasync(self._data.fd)
+            begun = time.perf_counter()
+            self._data.file.sync()
             if journal:
                 self._journal.sync()
+            self.sync_waits = time.perf_counter() - begun > QUICK
         except OSError as error:
             # The kernel forgets what it could not write, and would tell the next sync that all is well.
             self._fail_for_good(f"a sync failed ({error.strerror})")
@@ -315,7 +321,10 @@ class SqliteBackend(Reads):
         if self.problem is not None:
             raise fail(errno.EIO)
         with self._freed(punched=False):
-            await trio.to_thread.run_sync(self._fdatasync)
+            if self.sync_waits:
+                await trio.to_thread.run_sync(self._fdatasync)
+            else:
+                self._fdatasync()
 
     async def maintain(self) -> None:
         """Fold what there is; what can't be folded now stays in the journal until the next round."""

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfsd.core import acl
-from vfsd.core.types import DAEMON, Attr, Caller, DirEntry, SetAttr, StatFs
+from vfsd.core.types import DAEMON, NODE_BITS, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.doors.known import ATTR, DATA, InvalEntry, Invalidation, InvalInode, Known
 from vfsd.doors.tally import Tally
 
@@ -72,6 +72,10 @@ class FuseDoor:
         """Whether requests for the ino never wait; those that a rule may hold up do."""
         vfs = self.vfs
         return not vfs.waits and vfs.is_inline(ino)
+
+    def sync_waits(self, ino: int) -> bool:
+        """Whether the next fsync of an inline ino may wait nevertheless."""
+        return bool(self.vfs.table.volumes[ino >> NODE_BITS].sync_waits)
 
     def rules_changed(self) -> None:
         """Have the kernel drop what it could still answer by itself and may not any more: pages and names."""

@@ -33,8 +33,8 @@ Handler = Callable[[int, memoryview, Caller], Awaitable[Payload]]
 READ_AHEAD = 512
 """KiB read ahead (where we may set it): cold sequential reads of 256 MiB at 1.5 times the speed of the usual 128."""
 
-_WAITING = frozenset((p.FSYNC, p.FSYNCDIR, p.SYNCFS))
-"""What suspends on every volume."""
+_SYNCS = frozenset((p.FSYNC, p.FSYNCDIR, p.SYNCFS))
+"""What may suspend on an inline volume."""
 _SMALL = 4096
 
 
@@ -121,6 +121,7 @@ class NativeEngine:
         """Until the mount is gone. True: unmounted; False: the connection was cut and the mount is still there."""
         fd, handlers, rows, now = self._fd, self._handlers, self._rows, time.perf_counter
         has_request, readv, parse, is_inline = waiter.has_request, os.readv, p.parse_header, self._door.is_inline
+        sync_waits = self._door.sync_waits
         buffer = bytearray(p.BUFFER_SIZE)
         view, buffers, body_at = memoryview(buffer), [buffer], p.HEADER_SIZE
         caller = Caller(0, 0)
@@ -154,7 +155,7 @@ class NativeEngine:
                 credentials = (uid, gid, pid)
                 caller = Caller(uid, gid, pid)
             try:
-                if is_inline(ino) and opcode not in _WAITING:
+                if is_inline(ino) and (opcode not in _SYNCS or not sync_waits(ino)):
                     payload = await handler(ino, view[body_at:end], caller)
                 else:
                     body = memoryview(bytes(view[body_at:end]))
