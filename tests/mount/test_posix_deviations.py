@@ -7,6 +7,8 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
+import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE, UNSHARE_RANGE = 1, 2, 8, 16, 32, 64
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FICLONE = 0x80086601, 0x40086602, 0x40049409
+RENAME_WHITEOUT = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -65,6 +68,29 @@ def test_file_flags_and_clones_are_refused(tree: Mounted, fd: int) -> None:
     assert code(lambda: fcntl.ioctl(other, FICLONE, fd)) == errno.EOPNOTSUPP
     os.close(fd)
     os.close(other)
+
+
+def test_epoll_takes_a_regular_file(tree: Mounted, fd: int) -> None:
+    with select.epoll() as epoll:
+        epoll.register(fd, select.EPOLLIN | select.EPOLLOUT)
+        assert epoll.poll(0) == [(fd, select.EPOLLIN | select.EPOLLOUT)]
+    os.close(fd)
+
+
+def test_birth_times_are_not_kept(tree: Mounted, fd: int) -> None:
+    assert subprocess.check_output(["stat", "-c", "%w", tree / "f"], text=True) == "-\n"
+    os.close(fd)
+
+
+def test_whiteouts_are_refused(tree: Mounted, fd: int) -> None:
+    def whiteout() -> None:
+        if _libc.renameat2(-100, os.fsencode(tree / "f"), -100, os.fsencode(tree / "g"), RENAME_WHITEOUT):
+            raise OSError(ctypes.get_errno(), "refused")
+
+    assert code(whiteout) == errno.EINVAL
+    assert os.path.samestat(os.stat(tree / "f"), os.fstat(fd))
+    assert not os.path.lexists(tree / "g")
+    os.close(fd)
 
 
 def test_what_fallocate_does_with_each_engine(tree: Mounted, engine: str, fd: int) -> None:

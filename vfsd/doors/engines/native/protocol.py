@@ -45,7 +45,6 @@ DONT_MASK = 1 << 6
 AUTO_INVAL_DATA = 1 << 12
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
-ASYNC_DIO = 1 << 15
 WRITEBACK_CACHE = 1 << 16
 NO_OPEN_SUPPORT = 1 << 17
 PARALLEL_DIROPS = 1 << 18
@@ -68,7 +67,6 @@ WANTED: Final = (
     | DONT_MASK
     | DO_READDIRPLUS
     | READDIRPLUS_AUTO
-    | ASYNC_DIO
     | PARALLEL_DIROPS
     | POSIX_ACL
     | ABORT_ERROR
@@ -82,7 +80,8 @@ WANTED: Final = (
 )
 """What we ask for. Left out on purpose: WRITEBACK_CACHE (incoherent with a second door), POSIX_LOCKS and FLOCK_LOCKS
 (the kernel's local locks are right, since all lockers go through this kernel), AUTO_INVAL_DATA (drops the page cache
-after our own writes; every foreign change is told instead; see WANTED_SHARED). Answering ENOSYS to OPEN
+after our own writes; every foreign change is told instead; see WANTED_SHARED), ASYNC_DIO (pages that were read amid
+an asynchronous direct write stay, and stale: fuse_aio_complete drops none, Linux 6.18). Answering ENOSYS to OPEN
 (NO_OPEN_SUPPORT) would have to drop ATOMIC_O_TRUNC: with no OPEN the truncation would never be asked for."""
 
 WANTED_SHARED: Final = WANTED & ~EXPLICIT_INVAL_DATA | AUTO_INVAL_DATA
