@@ -72,7 +72,11 @@ class Podman:
             os.chown(path, self.user, self.user, follow_symlinks=False)
         return root
 
+    def end(self, name: str) -> None:
+        self._started.remove(name)
+        self.podman("rm", "--force", "--time", "0", name)
+
     def close(self) -> None:
         """Ends what was started, the latest first: others may depend on the first."""
         while self._started:
-            self.podman("rm", "--force", "--time", "0", self._started.pop())
+            self.end(self._started[-1])

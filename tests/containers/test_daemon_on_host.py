@@ -160,6 +160,10 @@ def test_a_restarted_daemon(podman: Podman, mount: Mount) -> None:
     # The socket's directory is bound in, so the new socket is there.
     assert podman.inside("stays", "agenttools", "read", "/kept").stdout == "kept"
     assert "Transport endpoint is not connected" in podman.inside("stays", *command, code=None).stderr
+    podman.end("stays")
+    assert mount.outside("vfsd", "umount", "default") == f"unmounted {mount.point}\n"
+    assert podman.inside("follows", "ls", mount.point).stdout == ""
+    mount.start()
 
 
 def test_a_container_that_an_execute_starts(podman: Podman, mount: Mount) -> None:
