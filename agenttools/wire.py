@@ -87,14 +87,14 @@ class Decoder:
     unpack to, and take memory only as bytes arrive, for the end that trusts its peer less.
     """
 
-    __slots__ = ("_buffer", "_end", "_hook", "_items", "_max_frame", "_max_list", "_max_map", "_max_str", "_start")
+    __slots__ = ("_buffer", "_counts", "_end", "_items", "_max_frame", "_max_list", "_max_map", "_max_str", "_start")
 
     def __init__(self, *, requests: bool = False, max_frame: int = MAX_FRAME) -> None:
         self._buffer = bytearray(CHUNK)
         self._start = self._end = 0
         self._items = 0
         self._max_frame = max_frame
-        self._hook = self._count if requests else None
+        self._counts = requests
         self._max_list = _MAX_LIST if requests else max_frame
         self._max_map = _MAX_MAP if requests else max_frame
         self._max_str = _MAX_STR if requests else max_frame
@@ -120,7 +120,7 @@ class Decoder:
         """
         want, pending = CHUNK, self._end - self._start
         if pending:
-            want = max(want, self.missing if self._hook is None else min(self.missing, pending))
+            want = max(want, self.missing if not self._counts else min(self.missing, pending))
         self._make_room(want)
         return memoryview(self._buffer)[self._end : self._end + want]
 
@@ -162,13 +162,14 @@ class Decoder:
         if have < size:
             return None
         self._items = 0
+        hook = self._count if self._counts else None  # kept, it would keep this and its buffer for the collector
         try:
             message = _unpack(
                 memoryview(buffer)[start + 4 : start + 4 + size],
                 raw=False,
                 strict_map_key=True,
-                list_hook=self._hook,
-                object_hook=self._hook,
+                list_hook=hook,
+                object_hook=hook,
                 max_array_len=self._max_list,
                 max_map_len=self._max_map,
                 max_str_len=self._max_str,

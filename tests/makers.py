@@ -20,6 +20,7 @@ from vfsd.backends.sqlite import SqliteBackend
 from vfsd.core.types import Caller
 from vfsd.feed import Feed
 from vfsd.routes import Route, RouteTable
+from vfsd.statevolume import StateVolume
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
@@ -54,8 +55,10 @@ def open_volume(
     if kind == "local":
         place.mkdir(exist_ok=True)
         return LocalVolume(base, place, feed, read_only=read_only)
-    backend = SqliteBackend(place) if kind == "state" else MemoryBackend()
-    return TreeVolume(base, backend, feed, clock, owner=(os.geteuid(), os.getegid()), read_only=read_only)
+    owner = (os.geteuid(), os.getegid())
+    if kind == "state":
+        return StateVolume(base, SqliteBackend(place), feed, clock, owner=owner, read_only=read_only)
+    return TreeVolume(base, MemoryBackend(), feed, clock, owner=owner, read_only=read_only)
 
 
 def open_vfs(routes: dict[str, tuple[str, Path]], *, system: bool = False) -> Vfs:
@@ -79,6 +82,18 @@ def close_vfs(vfs: Vfs) -> None:
     """Let go of every volume."""
     for volume in reversed(vfs.table.volumes):
         volume.close()
+
+
+def squeeze(volume: Any, *, fold: bool = True) -> None:
+    """Let go of every node of a state volume that need not be in memory."""
+    if fold:
+        volume.store.fold_now()
+    most, volume.resident_max = volume.resident_max, 0
+    before = 0
+    while before != (before := len(volume.tree.nodes)):
+        while volume.evict():
+            pass
+    volume.resident_max = most
 
 
 def attributes(attr: Any) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ LAYERS = {
     "vfsd.core": 0,
     "vfsd.feed": 1,
     "vfsd.backends": 1,
+    "vfsd.residency": 2,
     "vfsd.volume": 2,
     "vfsd.statevolume": 2,
     "vfsd.readonly": 2,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,7 +57,7 @@ from vfsd.reload import Reloader
 from vfsd.remote.choose import open_remote, place_of
 from vfsd.routes import Route, RouteTable
 from vfsd.rules.book import Rulebook
-from vfsd.statevolume import StateVolume
+from vfsd.statevolume import EVICT_SECONDS, StateVolume, stay_small
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 from vfsd.volume import TreeVolume
@@ -67,6 +69,15 @@ GRACE_SECONDS = 2.0
 
 MAINTAIN_SECONDS = 5.0
 """Between two rounds of maintenance; a volume that did not change since has nothing to do."""
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter from the loop, which asks for it after each system call: Python's usual
+5 ms would be what every request waits while a journal is folded."""
+
+FREEZE_AFTER = 5
+"""Collections of the garbage collector's middle generation, one for about 7,000 objects that stay, before all that is
+there is taken out of its sight: a tree has no cycles that could become garbage, and to look for some in a hundred
+thousand nodes would hold up every request for as long as a tenth of a second."""
 
 
 class Daemon:
@@ -100,6 +111,7 @@ class Daemon:
         table = RouteTable()
         # Volumes are for their owner only, with all directories made on the way to them.
         os.umask(0o077)
+        sys.setswitchinterval(SWITCH_SECONDS)
         with self._only_one():
             try:
                 vfs = self._build(table)
@@ -266,6 +278,8 @@ class Daemon:
             await self._maintain_once(vfs)
             await nursery.start(door.serve, self._socket, self.manager.listener)
             nursery.start_soon(self._maintain, vfs)
+            nursery.start_soon(stay_small, vfs.table.volumes)
+            nursery.start_soon(self._collect)
             await nursery.start(live.follow)
             nursery.start_soon(self._leave_when_asked)
             nursery.start_soon(self.rulebook.warn)
@@ -435,6 +449,18 @@ class Daemon:
                         await trio.to_thread.run_sync(self.audit.sync)
                 except OSError as exc:
                     log.warning("maintenance of the audit log: %s", exc.strerror)
+
+    @staticmethod
+    async def _collect() -> None:
+        """Bound the work of the garbage collector."""
+        frozen_at = -FREEZE_AFTER
+        while True:
+            collections = gc.get_stats()[1]["collections"]
+            if collections - frozen_at >= FREEZE_AFTER:
+                gc.collect(1)
+                gc.freeze()
+                frozen_at = collections
+            await trio.sleep(EVICT_SECONDS)
 
     @staticmethod
     async def _maintain_once(vfs: Vfs) -> None:

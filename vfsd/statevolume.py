@@ -1,6 +1,7 @@
 """A state volume: a tree volume that keeps checkpoints and can be what it was at one.
 
-Owns what a restore does to the tree in memory. Must not know who asks for checkpoints, their names or policies.
+Owns what a restore does to the tree in memory, and which nodes leave memory. Must not know who asks for checkpoints,
+their names or policies.
 """
 
 from __future__ import annotations
@@ -8,18 +9,31 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import trio
 
-from vfsd.backends.base import Stored
-from vfsd.backends.history import NOW, Past
+from vfsd.backends.history import NOW
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put
 from vfsd.core.plans import fail
-from vfsd.core.types import Caller
+from vfsd.core.types import ROOT_NODE, Caller
 from vfsd.feed import Feed
 from vfsd.past.rewind import Rewind
+from vfsd.residency import RESIDENT
 from vfsd.volume import TreeVolume
+
+EVICT_SECONDS = 0.25
+"""Between two looks at whether more is in memory than should be."""
+
+
+async def stay_small(volumes: Sequence[object]) -> None:
+    """Bound what the state volumes among ``volumes`` have in memory; never returns."""
+    while True:
+        for volume in list(volumes):
+            while isinstance(volume, StateVolume) and volume.evict():
+                await trio.sleep(0.001)
+        await trio.sleep(EVICT_SECONDS)
 
 
 class StateVolume(TreeVolume):
@@ -37,6 +51,12 @@ class StateVolume(TreeVolume):
     ) -> None:
         super().__init__(base, backend, feed, clock, owner=owner, read_only=read_only)
         self.store = backend
+        self.resident_max = RESIDENT
+        self._oldest: list[int] = []
+        """Nodes to look at for eviction, the oldest last."""
+        self._evicted = 0
+        self._in_vain = (-1, 0)
+        """Folds done, and nodes left, when a look at all of them let hardly any go."""
 
     @property
     def problem(self) -> str | None:
@@ -64,6 +84,7 @@ class StateVolume(TreeVolume):
 
         EBUSY when a file that would change is open for writing, ENOSPC, EIO; then nothing changed.
         """
+        await self.store.maintain()  # in a thread; then little is left to fold on the loop
         async with self.store.busy:
             # Nothing waits from here to the commit: the plan must be of the moment it is committed at.
             changes = self.plan_restore(epoch)
@@ -88,7 +109,7 @@ class StateVolume(TreeVolume):
     def commit_restore(self, changes: Sequence[Change], caller: Caller) -> None:
         """Make a plan so."""
         if changes:
-            self._bring_in(changes, self.store.past(NOW))
+            self._bring_in(changes)
             self._commit(caller, "restore", changes)
 
     def counters(self) -> dict[str, int]:
@@ -96,23 +117,58 @@ class StateVolume(TreeVolume):
 
     def _is_pinned(self, node: int) -> bool:
         found = self.tree.nodes.get(node)
-        return found is not None and found.pins > 0
+        return node in self._evicted_pins if found is None else found.pins > 0
 
-    def _bring_in(self, changes: Sequence[Change], now: Past) -> None:
-        """Have in memory what the changes alter: whatever is not folded must be."""
-        nodes = self.tree.nodes
+    # -- eviction
+
+    def evict(self, count: int = 500) -> bool:
+        """Look at up to ``count`` nodes above ``resident_max``, the oldest first, and let go of those that can come in
+        again; True when there is more to do at once. For who runs between operations: they hold on to nodes.
+
+        One stays that is open, that has no link, whose last change is not folded, or that has entries in memory.
+        """
+        nodes, keeps, pins = self.tree.nodes, self.store.keeps, self._evicted_pins
+        more = self.store.forget_maps(count)
+        if len(nodes) <= self.resident_max:
+            return more
+        if not self._oldest:
+            folds, left = self._in_vain
+            if self.store.folds == folds and len(nodes) < left + left // 10 + 1:
+                return more
+            self._evicted = 0
+            self._oldest = list(islice(nodes, len(nodes) - self.resident_max))
+            self._oldest.reverse()
+        opened = self._handles.writers()
+        while self._oldest and count:
+            count -= 1
+            number = self._oldest.pop()
+            node = nodes.get(number)
+            if node is None or number == ROOT_NODE or not node.nlink or node.children or keeps(number):
+                continue
+            if number not in opened:
+                above = node.parent
+                self.tree.evict(node)
+                if above is not None and not above.children:
+                    self._oldest.append(above.id)
+                self._evicted += 1
+                if node.pins:
+                    pins[number] = node.pins
+        if self._oldest:
+            return True
+        if self._evicted * 10 < len(nodes) - self.resident_max:
+            self._in_vain = (self.store.folds, len(nodes))
+        return more
+
+    def _bring_in(self, changes: Sequence[Change]) -> None:
+        """Have in memory what the changes alter: whatever is not folded must be. All is folded now."""
         made = {c.node for c in changes if type(c) is Put}
         for c in changes:
             if isinstance(c, (Put, Drop, Dentry)):
-                self._insert_stored(now.node(c.node) if c.node not in nodes else None)
+                self._bring(c.node)
         for c in changes:
             if isinstance(c, (Dentry, NoDentry)):
-                if c.parent not in nodes and c.parent not in made:
-                    self._insert_stored(now.node(c.parent))
-                parent = nodes.get(c.parent)
-                if parent is not None and parent.children is None:
-                    self._load(parent)
-
-    def _insert_stored(self, stored: Stored | None) -> None:
-        if stored is not None:
-            self._insert(stored)
+                parent = self._bring(c.parent)
+                if parent is not None:
+                    self._entry(self._dir(parent.ino), c.name)
+                else:
+                    assert c.parent in made

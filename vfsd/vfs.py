@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -270,16 +271,15 @@ class Vfs:
             if not laid.hidden and i > offset:
                 yield DirEntry(name, self._joined(self._root(laid)), i)
 
-    async def children(self, ino: int, caller: Caller) -> list[tuple[bytes, Attr]]:
-        """All listed entries at once, unordered; ENOTDIR."""
-        entries: list[tuple[bytes, Attr]] = await self._observe("children", caller, ino)
+    async def children(self, ino: int, caller: Caller) -> Iterable[tuple[bytes, Attr]]:
+        """All listed entries, unordered, to be taken once; of a large directory as they are taken. ENOTDIR."""
+        entries: Iterable[tuple[bytes, Attr]] = await self._observe("children", caller, ino)
         over = self._overlays.get(ino, {})
         if over or ino in self.table.hidden:
-            entries = [
-                (n, a) for n, a in entries if (n not in over or over[n].weak) and not self.table.hides(ino, n, a.ino)
-            ]
-            entries += [(n, self._root(laid)) for n, laid in over.items() if not laid.hidden]
-        return entries if self.guard is None or not self.guard.hiding else list(self.guard.shown(ino, entries))
+            hides = self.table.hides
+            own = ((n, a) for n, a in entries if (n not in over or over[n].weak) and not hides(ino, n, a.ino))
+            entries = chain(own, [(n, self._root(laid)) for n, laid in over.items() if not laid.hidden])
+        return entries if self.guard is None or not self.guard.hiding else self.guard.shown(ino, entries)
 
     async def statfs(self, ino: int) -> StatFs:
         found: StatFs = await self._observe("statfs", DAEMON, ino)
@@ -345,7 +345,7 @@ class Vfs:
     async def _drop_hidden(self, parent: int, name: bytes, caller: Caller) -> None:
         """Remove the stubs in a directory that shows as empty and is to go."""
         attr = self._child(parent, name)
-        if attr is None or attr.ino not in self.table.hidden or await self.children(attr.ino, caller):
+        if attr is None or attr.ino not in self.table.hidden or list(await self.children(attr.ino, caller)):
             return
         for stub in self.table.hidden.pop(attr.ino):
             if self._child(attr.ino, stub) is not None:

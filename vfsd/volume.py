@@ -13,17 +13,17 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import xxhash
 
-from vfsd.backends.base import Backend, Stored
+from vfsd.backends.base import Backend
 from vfsd.core import plans, xattrs
 from vfsd.core.acl import ACCESS, DEFAULT
 from vfsd.core.changes import Change, Content, Put, Reserve, Write, Zero
 from vfsd.core.handles import Handles
 from vfsd.core.plans import fail
-from vfsd.core.tree import Node, Tree
+from vfsd.core.tree import Node
 from vfsd.core.types import (
     DAEMON,
     FILE_MAX,
@@ -32,20 +32,19 @@ from vfsd.core.types import (
     ROOT_NODE,
     Caller,
     DirEntry,
-    NotLoaded,
     SetAttr,
     StatFs,
 )
 from vfsd.feed import Feed
+from vfsd.residency import Residency
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _COPY_PIECE = 1 << 20
 FIRST_OFFSET = 3
 """Offset of a listing's first entry; 1 and 2 belong to ``.`` and ``..``."""
 
 
-class TreeVolume:
+class TreeVolume(Residency):
     """A route of kind memory, and what a state route builds on.
 
     ``base`` is ``volume << NODE_BITS``; ``clock`` gives nanoseconds since the epoch; ``owner`` (uid, gid) owns the root
@@ -65,16 +64,13 @@ class TreeVolume:
         owner: tuple[int, int] = (0, 0),
         read_only: bool = False,
     ) -> None:
-        self.base = base
+        super().__init__(base, backend)
         self.kind = backend.kind
-        self.backend = backend
         self.read_only = False
-        self.root_ino = base | ROOT_NODE
         self.commits = 0
         self._grown_blocks = backend.allocated()
         self._feed = feed
         self._clock = clock
-        self.tree = Tree(base)
         self._handles = Handles()
         root = backend.root()
         if root is None:
@@ -88,46 +84,6 @@ class TreeVolume:
             self._commit(DAEMON, "purge", plans.forget(orphans))
         # From here on: a new volume still needs its root, one whose daemon was killed its purge.
         self.read_only = read_only
-
-    # -- residency
-
-    def _insert(self, s: Stored) -> Node:
-        node = self.tree.nodes.get(s.node)
-        if node is None:
-            node = self.tree.nodes[s.node] = Node(self.base, s.node)
-            node.mode, node.nlink, node.uid, node.gid = s.mode, s.nlink, s.uid, s.gid
-            node.rdev, node.size, node.blocks, node.target = s.rdev, s.size, s.blocks, s.target
-            node.atime_ns, node.mtime_ns, node.ctime_ns = s.atime_ns, s.mtime_ns, s.ctime_ns
-        return node
-
-    def _load(self, directory: Node) -> dict[bytes, Node]:
-        children: dict[bytes, Node] = {}
-        for name, stored in self.backend.load(directory.id):
-            node = children[name] = self._insert(stored)
-            self.tree.link(node, directory, name)
-        directory.children = children
-        return children
-
-    def _node(self, ino: int) -> Node:
-        node = self.tree.nodes.get(ino & NODE_MASK)
-        if node is None:
-            raise fail(errno.ESTALE)
-        return node
-
-    def _dir(self, ino: int) -> Node:
-        node = self._node(ino)
-        if node.children is None:
-            if not stat.S_ISDIR(node.mode):
-                raise fail(errno.ENOTDIR)
-            self._load(node)
-        return node
-
-    def _plan(self, plan: Callable[..., _T], *args: object, **kwargs: object) -> _T:
-        while True:
-            try:
-                return plan(*args, **kwargs)
-            except NotLoaded as missing:
-                self._load(self.tree.nodes[missing.node])
 
     # -- the one way a change happens
 
@@ -152,10 +108,12 @@ class TreeVolume:
     def lookup(self, parent: int, name: bytes) -> Node:
         """ENOENT, ENOTDIR, ENAMETOOLONG, ESTALE."""
         directory = self.tree.nodes.get(parent & NODE_MASK)
-        if directory is None or directory.children is None:
+        if directory is None or not directory.children:
             directory = self._dir(parent)
         assert directory.children is not None
         node = directory.children.get(name)
+        if node is None and not directory.children.complete:
+            node = self._entry(directory, name)
         if node is None:
             if name == b".":
                 return directory
@@ -206,29 +164,31 @@ class TreeVolume:
         return self._handles.add(self._dir(ino), os.O_RDONLY)
 
     def readdir(self, ino: int, fh: int, offset: int) -> Iterator[DirEntry]:
-        """Entries after ``offset``, from a snapshot of the names that offset 0 takes anew.
+        """Entries after ``offset``, from a list of the names that offset 0 takes anew, at once or page by page.
 
         An entry that stays is given once; one that goes before its turn is left out; one that comes later
         may be missed.
         """
         handle = self._handles.get(fh)
         directory = self._dir(ino)
-        children = directory.children
-        assert children is not None
+        assert directory.children is not None
         if handle.names is None or offset < FIRST_OFFSET:
-            handle.names = list(children)
-        start = max(0, offset - FIRST_OFFSET + 1)
-        for i in range(start, len(handle.names)):
-            name = handle.names[i]
-            node = children.get(name)
+            whole = directory.children.complete
+            handle.names = list(directory.children) if whole else []
+            handle.more = None if whole else self._pages(ino)
+        at = max(0, offset - FIRST_OFFSET + 1)
+        names = handle.names
+        while True:
+            if at >= len(names):
+                page = None if handle.more is None else next(handle.more, None)
+                if page is None:
+                    return
+                names += [name for name, _ in page]
+                continue
+            node = directory.children.get(names[at]) or self._entry(directory, names[at])
             if node is not None:
-                yield DirEntry(name, node, FIRST_OFFSET + i)
-
-    def children(self, ino: int) -> list[tuple[bytes, Node]]:
-        """All entries at once, for searches and listings; ENOTDIR."""
-        children = self._dir(ino).children
-        assert children is not None
-        return list(children.items())
+                yield DirEntry(names[at], node, FIRST_OFFSET + at)
+            at += 1
 
     def getxattr(self, ino: int, name: bytes) -> bytes:
         """ENODATA."""
@@ -247,37 +207,6 @@ class TreeVolume:
     def statfs(self, ino: int) -> StatFs:
         return self.backend.statfs()
 
-    def parent_of(self, ino: int) -> int:
-        """The ino of ``..``."""
-        node = self._node(ino)
-        return node.parent.ino if node.parent is not None else self.root_ino
-
-    def path_of(self, ino: int) -> bytes | None:
-        """A path from the volume's root; None for a file without a link."""
-        node = self.tree.nodes.get(ino & NODE_MASK)
-        return None if node is None else self.tree.path(node)
-
-    def links_of(self, ino: int) -> list[tuple[int, bytes]]:
-        """Every (ino of a directory, name) that leads to the ino; none for the root and for what was unlinked."""
-        node = self._node(ino)
-        if node.nlink > 1 and not node.is_dir and len(self.tree.links.get(node.id, (b"",))) < node.nlink:
-            # Those in directories not looked at yet, and so unchanged since the backend has them.
-            for at, _ in self.backend.links(node.id):
-                self._reach(at)
-        links = self.tree.links.get(node.id)
-        if links is not None:
-            return [(self.base | at, name) for at, name in links]
-        return [] if node.parent is None else [(node.parent.ino, node.name)]
-
-    def _reach(self, directory: int) -> None:
-        """Have the entries of a directory in memory, wherever it is."""
-        if directory not in self.tree.nodes:
-            for at, _ in self.backend.links(directory):
-                self._reach(at)
-        node = self.tree.nodes.get(directory)
-        if node is not None and node.children is None:
-            self._load(node)
-
     def used(self) -> tuple[int, int]:
         """(nodes, bytes allocated to their contents), for quotas."""
         return self.backend.counts()[0], (self._grown_blocks - self.tree.dropped_blocks) * 512
@@ -286,12 +215,12 @@ class TreeVolume:
 
     def _make(self, op: str, parent: int, name: bytes, mode: int, caller: Caller, **more: Any) -> Node:
         directory = self.tree.nodes.get(parent & NODE_MASK)
-        if directory is None or directory.children is None:
+        if directory is None or not directory.children:
             directory = self._dir(parent)
         tree = self.tree
         number = tree.next_node
         default, now = self.acl(parent, DEFAULT), self._clock()
-        changes = plans.make(tree, directory, name, mode, caller, now, default=default, **more)
+        changes = self._plan(plans.make, tree, directory, name, mode, caller, now, default=default, **more)
         self._commit(caller, op, changes)
         return tree.nodes[number]
 
@@ -315,7 +244,7 @@ class TreeVolume:
         return node
 
     def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
-        self._commit(caller, "unlink", plans.unlink(self.tree, self._dir(parent), name, self._clock()))
+        self._commit(caller, "unlink", self._plan(plans.unlink, self.tree, self._dir(parent), name, self._clock()))
 
     def rmdir(self, parent: int, name: bytes, caller: Caller) -> None:
         directory = self._dir(parent)
@@ -425,7 +354,7 @@ class TreeVolume:
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Node, int]:
         """open(2) with O_CREAT: opens what is there unless O_EXCL (EEXIST)."""
-        node = self.tree.child(self._dir(parent), name)
+        node = self._entry(self._dir(parent), name)
         if node is None:
             node = self._make("create", parent, name, stat.S_IFREG | (mode & 0o7777), caller)
             return node, self._handles.add(node, flags)
@@ -453,7 +382,7 @@ class TreeVolume:
 
     def remember(self, ino: int, n: int = 1) -> None:
         """Add to the kernel's lookup count."""
-        self.tree.nodes[ino & NODE_MASK].pins += n
+        self._node(ino).pins += n
 
     def forget(self, ino: int, n: int) -> None:
         """Take from the kernel's lookup count; an unlinked node that nothing pins any more is dropped."""
@@ -461,6 +390,8 @@ class TreeVolume:
         if node is not None:
             node.pins = max(0, node.pins - n)
             self._drop_if_gone(node)
+        elif (left := self._evicted_pins.pop(ino & NODE_MASK, 0) - n) > 0:
+            self._evicted_pins[ino & NODE_MASK] = left
 
     def _drop_if_gone(self, node: Node) -> None:
         if node.nlink or node.pins or node.id not in self.tree.nodes:

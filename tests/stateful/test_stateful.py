@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from local_volume import needs_root
 from machine import Machine, Ops
-from makers import close_vfs, done, open_vfs
+from makers import close_vfs, done, open_vfs, squeeze
 from model import Model
 from trees import MOUNTED, Mounts
 
+from vfsd import residency
 from vfsd.check import check_volume
 from vfsd.core.types import Caller, SetAttr
 
@@ -106,6 +107,25 @@ class State(Unmounted):
         assert counters["open"] == len(self.subject.fs._open)
 
 
+class Evicting(State):
+    """Next to nothing stays in memory, and directories come in entry by entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page, residency.PAGE = residency.PAGE, 1
+        self.count = 0
+
+    def both(self, name: str, *args: Any) -> tuple[Any, Any] | None:
+        found = super().both(name, *args)
+        self.count += 1
+        squeeze(self.vfs.table.volumes[0], fold=self.count % 3 == 0)
+        return found
+
+    def teardown(self) -> None:
+        residency.PAGE = self.page
+        super().teardown()
+
+
 class Memory(Unmounted):
     kind = "memory"
 
@@ -115,7 +135,7 @@ class Local(Unmounted):
 
 
 @pytest.mark.timeout(60 + 2 * EXAMPLES)
-@pytest.mark.parametrize("machine", [State, Memory, pytest.param(Local, marks=needs_root)])
+@pytest.mark.parametrize("machine", [State, Evicting, Memory, pytest.param(Local, marks=needs_root)])
 def test_a_volume_and_the_model(machine: type[Machine]) -> None:
     run_state_machine_as_test(machine, settings=settings(QUIET, max_examples=EXAMPLES, stateful_step_count=30))
 

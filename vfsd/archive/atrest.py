@@ -22,7 +22,7 @@ from vfsd.paths import Paths
 from vfsd.process import registry
 from vfsd.process.control import Failure
 from vfsd.routes import Route, RouteTable
-from vfsd.statevolume import StateVolume
+from vfsd.statevolume import StateVolume, stay_small
 from vfsd.system import SystemEntries
 from vfsd.vfs import Vfs
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from vfsd.rules.book import Rulebook
 
 T = TypeVar("T")
+
+FOLD_SECONDS = 5.0
+"""Between two rounds of maintenance, without which a large import would fill the memory."""
 
 
 class Tree(Protocol):
@@ -102,8 +105,19 @@ def with_tree(volumes: Sequence[Volume], use: Callable[[Tree], T]) -> T:
             table.mount(Route(v.prefix.encode(errors="surrogateescape"), "state", str(v.location), volume))
         tree = _AtRest(Vfs(table, feed, SystemEntries(table, feed, time.time_ns)), (0, 0))
 
+        async def fold() -> None:
+            while True:
+                await trio.sleep(FOLD_SECONDS)
+                for volume in table.volumes:
+                    await volume.maintain()
+
         async def main() -> T:
-            return await trio.to_thread.run_sync(use, tree)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stay_small, table.volumes)
+                nursery.start_soon(fold)
+                result = await trio.to_thread.run_sync(use, tree)
+                nursery.cancel_scope.cancel()
+            return result
 
         return trio.run(main)
     finally:

@@ -244,7 +244,9 @@ class Lines:
     def _attr(self, ino: int) -> Any:
         tree = self._tree(ino >> NODE_BITS)
         if tree is not None:
-            return tree.nodes.get(ino & NODE_MASK)
+            found = tree.nodes.get(ino & NODE_MASK)
+            if found is not None or not self._volumes[ino >> NODE_BITS].inline:
+                return found
         try:
             return self._volumes[ino >> NODE_BITS].getattr(ino)
         except OSError:
@@ -253,7 +255,10 @@ class Lines:
     def _entry(self, parent: int, name: bytes) -> Any:
         try:
             tree = self._tree(parent >> NODE_BITS)
-            return tree.nodes[parent & NODE_MASK].children.get(name)
+            children = tree.nodes[parent & NODE_MASK].children
+            found = children.get(name)
+            if found is not None or children.complete:
+                return found
         except (AttributeError, LookupError):  # no tree, or that part of it is not in memory
             pass
         try:

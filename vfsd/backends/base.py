@@ -56,8 +56,17 @@ class Backend(Protocol):
     def orphans(self) -> Sequence[Stored]:
         """Nodes without a link, left by a daemon that ended while they were open."""
 
-    def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
-        """The entries of a directory."""
+    def node(self, node: int) -> Stored | None:
+        """A node that is not in memory; None when there is none."""
+
+    def entry(self, directory: int, name: bytes) -> Stored | None:
+        """What an entry leads to that is not in memory; None when there is none."""
+
+    def load(self, directory: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Stored]]:
+        """Up to ``limit`` entries of a directory whose names come after one, in byte order; fewer only at the end."""
+
+    def keeps(self, node: int) -> bool:
+        """True while the methods above do not give what was committed last of a node or its entries."""
 
     def links(self, node: int) -> Iterable[tuple[int, bytes]]:
         """The (directory, name) of each link of a node that is stored; none where all is in memory anyway."""

@@ -61,9 +61,6 @@ CREATE TABLE folded (           -- one row: the last journal record that the tab
 INSERT INTO folded VALUES (0);
 """
 
-STORED = """n.id, n.mode, n.nlink, n.uid, n.gid, n.rdev, n.size, n.atime, n.mtime, n.ctime, n.target,
-coalesce((SELECT sum(length) FROM extent WHERE node = n.id), 0) / 512"""
-
 PUT, TARGET, DROP, DENTRY, NO_DENTRY, XATTR, EXTENT, PATCH = range(8)
 """First element of a journal row; the rest are the fields of the change of that name (EXTENT: extents.Row; PATCH: an
 offset in the data file and the bytes there)."""

@@ -22,11 +22,15 @@ import ctypes
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from vfsd.backends.durable import Durable
-from vfsd.backends.freespace import BLOCK, FreeSpace
+from vfsd.backends.freespace import BLOCK, FreeSpace, joined
 
-_MAPS = 100_000
+_MAPS = 25_000
+"""Maps that ``forget_maps`` leaves in memory: some 300 bytes each."""
+
+
 _PUNCH = 0x03
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 
@@ -108,12 +112,20 @@ class ExtentFile:
         """The map of a file, fetched when not in memory."""
         found = self._maps.get(node)
         if found is None:
-            if len(self._maps) >= _MAPS and not self._undo:
-                for old in list(self._maps)[: _MAPS // 2]:
-                    if not self._keeps(old):
-                        del self._maps[old]
             found = self._maps[node] = FileMap(self._fetch(node))
         return found
+
+    def forget_maps(self, count: int) -> bool:
+        """Look at up to ``count`` maps above what is left in memory, the oldest first, and let go of those that can be
+        fetched again; True when some were. For who runs between operations."""
+        maps, went = self._maps, False
+        for node in list(islice(maps, max(0, min(count, len(maps) - _MAPS)))):
+            file = maps.pop(node)
+            if self._keeps(node):
+                maps[node] = file
+            else:
+                went = True
+        return went
 
     def new(self, node: int) -> None:
         """A file just created: it has no extents, so there is nothing to fetch."""
@@ -257,11 +269,8 @@ class ExtentFile:
 
     def punch(self, runs: Iterable[tuple[int, int]]) -> None:
         """Give the host the space of drained runs back, before their release (PUNCH_HOLE; ignored where it can't)."""
-        joined = FreeSpace()
-        for run in runs:
-            joined.give(*run)
         try:
-            for start, length in joined.runs.items():
+            for start, length in joined(runs):
                 host_fallocate(self.fd, _PUNCH, start, length)
         except OSError:
             return

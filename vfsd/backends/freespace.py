@@ -5,10 +5,23 @@ Must not know files or the host. All numbers are bytes, multiples of BLOCK.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sortedcontainers import SortedDict
 
 BLOCK = 4096
 _WINDOW = 256 * BLOCK
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as sorted runs that do not touch; the given ones must not overlap."""
+    out: list[tuple[int, int]] = []
+    for start, length in sorted(runs):
+        if out and sum(out[-1]) == start:
+            out[-1] = (out[-1][0], out[-1][1] + length)
+        else:
+            out.append((start, length))
+    return out
 
 
 class FreeSpace:

@@ -40,8 +40,17 @@ class MemoryBackend:
     def orphans(self) -> Sequence[Stored]:
         return ()
 
-    def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
+    def node(self, node: int) -> Stored | None:
+        return None
+
+    def entry(self, directory: int, name: bytes) -> Stored | None:
+        return None
+
+    def load(self, directory: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Stored]]:
         return ()
+
+    def keeps(self, node: int) -> bool:
+        return True
 
     def links(self, node: int) -> Iterable[tuple[int, bytes]]:
         return ()

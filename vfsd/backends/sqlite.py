@@ -24,9 +24,9 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -35,9 +35,10 @@ from vfsd.backends.ballast import Ballast, deletes
 from vfsd.backends.base import DiskFull, Stored, VolumeError
 from vfsd.backends.database import EXTENT, PATCH, connect, lock_volume
 from vfsd.backends.extents import Extent, ExtentFile
-from vfsd.backends.freespace import BLOCK
+from vfsd.backends.freespace import BLOCK, joined
 from vfsd.backends.history import Checkpoint
 from vfsd.backends.journal import Journal, Rows
+from vfsd.backends.loading import Loading
 from vfsd.backends.sqlitereads import Reads
 from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.plans import fail
@@ -53,19 +54,19 @@ _CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, 
 assert list(_CODES.values()) == list(range(EXTENT))
 
 
-class SqliteBackend(Reads):
+class SqliteBackend(Loading, Reads):
     """Implements ``Backend`` in a directory of the host. Raises VolumeError when it can't be opened."""
 
     kind = "state"
 
     def __init__(self, directory: Path) -> None:
-        self._dir = directory
+        super().__init__(directory)
         self._pending: list[Rows] = []
         self._batch: list[Rows] = []
         self._batch_seq = 0
         self._again = False
-        self._unfolded: set[int] = set()
-        self._folding: set[int] = set()
+        self.folds = 0
+        """Folds done since the volume was opened."""
         self._xattrs: dict[int, dict[bytes, bytes]] = {}
         self.busy = trio.Lock()
         self.problem: str | None = None
@@ -98,9 +99,10 @@ class SqliteBackend(Reads):
         except DiskFull as error:
             self._connect_alone(error)
         undo.callback(lambda: self._db.close())
-        self._data = ExtentFile(fd, self._fetch, self._keeps)
+        self._data = ExtentFile(fd, self._fetch, self.keeps)
         self.read = self._data.read
         self.seek = self._data.seek
+        self.forget_maps = self._data.forget_maps
         self._find_free_space()
         self._data.freeze(history.newest(self._db))
         youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]
@@ -147,18 +149,6 @@ class SqliteBackend(Reads):
     def _fetch(self, node: int) -> list[Extent]:
         return self._rows("SELECT offset, length, disk, epoch FROM extent WHERE node=? ORDER BY offset", node)
 
-    def _rows(self, query: str, node: int) -> list[Any]:
-        """What the database has of a node. Raises EIO."""
-        try:
-            return self._execute(query, (node,)).fetchall()
-        except sqlite3.Error as error:
-            log.error("volume %s: node %d can't be read: %s", self._dir, node, error)
-            raise fail(errno.EIO) from error
-
-    def _keeps(self, node: int) -> bool:
-        """True while the database does not have the node's extents as they are."""
-        return node in self._unfolded or node in self._folding
-
     def _find_free_space(self) -> None:
         free = self._data.free
         used = self._execute("SELECT disk, length FROM extent ORDER BY disk")
@@ -168,28 +158,9 @@ class SqliteBackend(Reads):
                 free.give(free.end, start - free.end)
             free.end = max(free.end, start + length)
 
-    def root(self) -> Stored | None:
-        row = self._execute(f"SELECT {database.STORED} FROM node n WHERE id=1").fetchone()
-        return None if row is None else Stored(*row)
-
-    def next_node(self) -> int:
-        query = "SELECT max((SELECT coalesce(max(id), 0) FROM node), (SELECT coalesce(max(id), 0) FROM old_node)) + 1"
-        return int(self._execute(query).fetchone()[0])
-
     def orphans(self) -> Sequence[Stored]:
-        if self._waits:  # they can't be purged; the next start will
-            return []
-        return [Stored(*row) for row in self._execute(f"SELECT {database.STORED} FROM node n WHERE nlink=0")]
-
-    def load(self, directory: int) -> Iterable[tuple[bytes, Stored]]:
-        query = f"SELECT d.name, {database.STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=?"
-        return [(row[0], Stored(*row[1:])) for row in self._rows(query, directory)]
-
-    def links(self, node: int) -> Iterable[tuple[int, bytes]]:
-        return self._rows("SELECT parent, name FROM dentry WHERE node=?", node)
-
-    def allocated(self) -> int:
-        return int(self._execute("SELECT coalesce(sum(length), 0) FROM extent").fetchone()[0]) // 512
+        # While it waits for room they can't be purged; the next start will.
+        return [] if self._waits else super().orphans()
 
     def xattrs(self, node: int) -> dict[bytes, bytes]:
         found = self._xattrs.get(node)
@@ -244,9 +215,7 @@ class SqliteBackend(Reads):
                         self._last_node = c.node
                         self._nodes += 1
                         data.new(c.node)
-            for row in data.rows:
-                rows.append((EXTENT, *row))
-                self._unfolded.add(row[0])
+            rows += [(EXTENT, *row) for row in data.rows]
             rows += [(PATCH, *patch) for patch in data.patches]
             self._journal.append(rows)
         except BaseException:
@@ -254,8 +223,15 @@ class SqliteBackend(Reads):
             raise
         data.end(True)
         self._pending.append(rows)
+        unfolded = self._unfolded
         for c in changes:
-            if type(c) is Xattr:
+            unfolded.add(c.node)
+            if type(c) is NoDentry:
+                self._note_gone(c.parent, c.name)
+            elif type(c) is Dentry:
+                if self._gone and c.parent in self._gone:
+                    self._gone[c.parent].discard(c.name)
+            elif type(c) is Xattr:
                 self._note_xattr(c)
             elif type(c) is Drop:
                 self._nodes -= 1
@@ -352,7 +328,7 @@ class SqliteBackend(Reads):
             self._journal.rotate()
             self._batch, self._pending = self._pending, []
             self._batch_seq = self._journal.seq
-            self._folding, self._unfolded = self._unfolded, set()
+            self._take_up()
             self._data.turn_log()
         try:
             with self._freed() as runs:
@@ -384,14 +360,18 @@ class SqliteBackend(Reads):
                 database.shorten(db)
         finally:
             db.close()
+        runs[:] = joined(runs)
         self._data.punch(runs)
+        self._journal.clear_folded()
+        # Piece by piece, for nobody else gets a turn while a list of a hundred thousand rows goes.
+        while self._batch:
+            del self._batch[-100:]
         return result
 
     def _folded(self) -> None:
-        self._journal.clear_folded()
         self._data.log_emptied()
-        self._batch = []
-        self._folding = set()
+        self._taken_up()
+        self.folds += 1
         if not self._pending:
             self._xattrs.clear()
         self._ballast.fill()

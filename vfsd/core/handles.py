@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 
 
 class Handle:
-    """One open. ``flags`` are open(2)'s; ``names`` is a directory's snapshot, taken when a listing starts anew."""
+    """One open. ``flags`` are open(2)'s; ``names`` are a directory's, from when a listing starts anew.
 
-    __slots__ = ("append", "flags", "names", "node")
+    ``more``: those still to come.
+    """
+
+    __slots__ = ("append", "flags", "more", "names", "node")
 
     def __init__(self, node: Node, flags: int) -> None:
         self.node = node
         self.flags = flags
         self.append = bool(flags & os.O_APPEND)
         self.names: list[bytes] | None = None
+        self.more: Iterator[list[tuple[bytes, Node]]] | None = None
 
 
 class Handles:

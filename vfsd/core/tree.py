@@ -2,8 +2,10 @@
 
 Pure: no trio, no os, no clock. Invariants:
 - ``apply`` cannot fail for changes a plan of this tree yielded.
-- A directory's ``children`` is None (not loaded) or complete.
-- A node is in ``nodes`` while it has a link or a pin; pins are kernel lookups and handles.
+- A directory's ``children`` is None (nothing of it is loaded), or what is known of its entries: all of them only when
+  it is ``complete``.
+- A node that is not in memory, and whatever is not known of a directory, is as the backend has it.
+- A node without a link is in ``nodes`` while it has a pin; pins are kernel lookups and handles.
 - ``parent`` and ``name`` are one place a node is linked at, the only one for a directory; where more are known,
   ``links`` has all that are.
 """
@@ -15,6 +17,26 @@ from collections.abc import Iterable
 
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Target
 from vfsd.core.types import ROOT_NODE, NotLoaded
+
+ABSENT_MAX = 4096
+"""Names remembered that are nothing in one directory not known whole."""
+
+
+class Children(dict[bytes, "Node"]):
+    """What is known of a directory's entries. ``complete``: these are all; ``absent``: names known to be nothing."""
+
+    __slots__ = ("absent", "complete")
+
+    def __init__(self, *, complete: bool) -> None:
+        super().__init__()
+        self.complete = complete
+        self.absent: set[bytes] | None = None
+
+    def note_absent(self, name: bytes) -> None:
+        """The backend has no such entry either."""
+        if self.absent is None or len(self.absent) >= ABSENT_MAX:
+            self.absent = set()
+        self.absent.add(name)
 
 
 class Node:
@@ -46,7 +68,7 @@ class Node:
         self.mode = self.nlink = self.uid = self.gid = self.rdev = self.size = self.blocks = 0
         self.atime_ns = self.mtime_ns = self.ctime_ns = 0
         self.target: bytes | None = None
-        self.children: dict[bytes, Node] | None = None
+        self.children: Children | None = None
         self.parent: Node | None = None
         self.name = b""
         self.pins = 0
@@ -73,13 +95,19 @@ class Tree:
         children = directory.children
         if children is None:
             raise NotLoaded(directory.id)
-        return children.get(name)
+        node = children.get(name)
+        if node is None and not children.complete and (children.absent is None or name not in children.absent):
+            raise NotLoaded(directory.id, name)
+        return node
 
     def is_empty(self, directory: Node) -> bool:
         """Raises NotLoaded."""
-        if directory.children is None:
+        children = directory.children
+        if children:
+            return False
+        if children is None or not children.complete:
             raise NotLoaded(directory.id)
-        return not directory.children
+        return True
 
     def is_within(self, node: Node, directory: Node) -> bool:
         """True when ``node`` is ``directory`` or below it."""
@@ -134,6 +162,21 @@ class Tree:
             self.links.setdefault(node.id, {(before.id, node.name)}).add((parent.id, name))
         node.parent, node.name = parent, name
 
+    def evict(self, node: Node) -> None:
+        """Let a node go that the backend has as it is: it has a link, and no entry of it is in memory."""
+        places = self.links.pop(node.id, None)
+        if places is None:
+            places = set() if node.parent is None else {(node.parent.id, node.name)}
+        for at, name in places:
+            children = self.nodes[at].children
+            assert children is not None
+            children.complete = False
+            del children[name]
+            if children.absent is not None:
+                children.absent.discard(name)
+        node.parent = None
+        del self.nodes[node.id]
+
     def _unlink(self, node: Node, parent: Node, name: bytes) -> None:
         links = self.links.get(node.id)
         if links is not None:
@@ -153,6 +196,6 @@ class Tree:
             if c.node >= self.next_node:
                 self.next_node = c.node + 1
             if stat.S_ISDIR(c.mode):
-                node.children = {}
+                node.children = Children(complete=True)
         _, node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size = c[:7]
         node.atime_ns, node.mtime_ns, node.ctime_ns = c[7:]

@@ -121,8 +121,10 @@ class DirEntry(NamedTuple):
 
 
 class NotLoaded(Exception):
-    """A plan met directory ``node`` (of its own volume) whose entries are not in memory; load it and plan again."""
+    """A plan met directory ``node`` (of its own volume) and its entry ``name``, or all its entries (None), are not in
+    memory; load them and plan again."""
 
-    def __init__(self, node: int) -> None:
-        super().__init__(node)
+    def __init__(self, node: int, name: bytes | None = None) -> None:
+        super().__init__(node, name)
         self.node = node
+        self.name = name

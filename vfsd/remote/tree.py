@@ -263,7 +263,7 @@ class RemoteTree(TreeVolume):
         node: Node | None = self.tree.nodes[ROOT_NODE]
         for part in path.split(b"/"):
             if part and node is not None:
-                node = (node.children or {}).get(part)
+                node = node.children.get(part) if node.children else None
         return node
 
     def _apply(self, op: str, changes: Sequence[Change]) -> None:
@@ -292,7 +292,7 @@ class RemoteTree(TreeVolume):
         for part in path.split(b"/"):
             if not part:
                 continue
-            child = (node.children or {}).get(part)
+            child = node.children.get(part) if node.children else None
             if child is not None and not child.is_dir:
                 self._take_out(self.tree.path(child) or b"")
                 child = None

@@ -224,7 +224,7 @@ class Guard(Verdicts):
         volume = self._volumes[ino >> NODE_BITS]
         directory = volume.tree.nodes.get(ino & NODE_MASK) if isinstance(volume, TreeVolume) else None
         found: Attr | None
-        if directory is not None and directory.children is not None:
+        if directory is not None and directory.children is not None and directory.children.complete:
             found = directory.children.get(args[0])
         else:
             found = self._vfs.peek(ino, args[0])
