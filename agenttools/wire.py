@@ -199,6 +199,33 @@ class Decoder:
         return container
 
 
+class Packed:
+    """A long list in a message, packed piece by piece before the message is, so that nobody waits for it at a stretch.
+
+    One of a message's values at most. ``add`` takes the pieces from the last to the first.
+    """
+
+    __slots__ = ("_count", "_parts")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._parts: list[bytes] = []
+
+    def add(self, piece: list[Any]) -> None:
+        """Up to 65535 values to come before those added already."""
+        self._parts.append(_pack_piece(piece)[1 if len(piece) < 16 else 3 :])
+        self._count += len(piece)
+
+    def whole(self) -> bytes:
+        """The list as msgpack has it: an array of 32-bit length."""
+        return b"\xdd" + _length.pack(self._count) + b"".join(reversed(self._parts))
+
+
+def _pack_piece(piece: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb(piece, use_bin_type=True, unicode_errors="surrogateescape")
+    return packed
+
+
 class Encoder:
     """Messages in, buffers out. Not thread-safe: one for each connection, under its lock."""
 
@@ -213,6 +240,9 @@ class Encoder:
         WireError when the frame would be too large; TypeError, OverflowError for what msgpack cannot say.
         """
         data = message.get("data")
+        for key, value in message.items():
+            if type(value) is Packed:
+                return self._encode_packed(message, key, value.whole())
         if not isinstance(data, Buffer) or len(data) < _VECTOR_MIN or len(message) > 15:
             body = self._pack(message)
             if len(body) > MAX_FRAME:
@@ -226,6 +256,14 @@ class Encoder:
         # A map of n < 15 pairs is the byte 0x80 | n and its pairs, so a last pair can be put behind it.
         head = b"%b%c%b\xa4data\xc6%b" % (_length.pack(total), rest[0] + 1, rest[1:], _length.pack(size))
         return [head, data]
+
+    def _encode_packed(self, message: Message, key: str, packed: bytes) -> list[Buffer]:
+        rest = self._pack({k: v for k, v in message.items() if k != key})
+        name = self._pack(key)
+        total = len(rest) + len(name) + len(packed)
+        if total > MAX_FRAME or len(message) > 15:
+            raise WireError(f"a message of {total} bytes; at most {MAX_FRAME} are allowed: send it in pieces")
+        return [b"%b%c%b%b" % (_length.pack(total), rest[0] + 1, rest[1:], name), packed]
 
 
 def error_reply(request_id: int, exc: OSError) -> Message:

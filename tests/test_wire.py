@@ -198,6 +198,18 @@ def test_what_does_not_fit_a_frame_is_refused_by_the_sender(message: dict[str, A
         Encoder().encode(message)
 
 
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 3000, 70_000])
+def test_a_list_packed_in_pieces_arrives_as_the_list(count: int) -> None:
+    values = [[b"%d" % i, i] for i in range(count)]
+    packed = wire.Packed()
+    for end in range(count, 0, -1700):
+        packed.add(values[max(0, end - 1700) : end])
+    decoder = Decoder()
+    for part in Encoder().encode({"id": 7, "matches": packed, "truncated": False}):
+        decoder.receive(bytes(part))
+    assert decoder.next() == {"id": 7, "matches": values, "truncated": False}
+
+
 def test_an_encoder_works_on_after_a_refusal() -> None:
     encoder = Encoder()
     with pytest.raises((TypeError, OverflowError)):

@@ -17,6 +17,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Coroutine
+from heapq import merge
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import trio
@@ -31,6 +33,8 @@ _SYMLINKS_MAX = 40
 """Symlinks followed in one walk before ELOOP (Linux MAXSYMLINKS)."""
 
 _SLICE_S = 0.003
+_CHUNK = 1000
+"""Entries of a directory taken at a stretch."""
 
 
 _P = ParamSpec("_P")
@@ -299,8 +303,20 @@ class Paths:
         if not stat.S_ISDIR(attr.mode):
             fail(errno.ENOTDIR)
         need(self.vfs, caller, attr, READ | SEARCH)
-        found = await self.vfs.children(attr.ino, caller)
-        return sorted([Entry(name, attr.mode, attr.size, attr.mtime_ns) for name, attr in found])
+        runs: list[list[Entry]] = []
+        entries = iter(await self.vfs.children(attr.ino, caller))
+        while chunk := list(islice(entries, _CHUNK)):
+            runs.append(sorted([Entry(name, found.mode, found.size, found.mtime_ns) for name, found in chunk]))
+            if len(runs) % 2 == 0:
+                await trio.lowlevel.checkpoint()
+        if len(runs) < 2:
+            return runs[0] if runs else []
+        whole: list[Entry] = []
+        merged = merge(*runs)
+        while some := list(islice(merged, _CHUNK)):
+            whole += some
+            await trio.lowlevel.checkpoint()
+        return whole
 
     @again_if_stale
     async def delete(self, path: bytes, caller: Caller, *, recursive: bool = True) -> None:

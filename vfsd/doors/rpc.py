@@ -44,6 +44,7 @@ from agenttools.wire import (
     Decoder,
     Encoder,
     Message,
+    Packed,
     WireError,
     default_socket,
     error_of,
@@ -84,6 +85,12 @@ OUTBOX_MAX = 1 << 20
 
 _SLICE_S = 0.003
 """Seconds a pipelining peer may keep the loop before others get a turn."""
+
+_LONG = ("matches", "entries")
+"""What may be long in a reply, by key."""
+
+_PIECE_MAX = 2000
+"""Values packed at a stretch, which takes about a millisecond."""
 
 _TEXT_MAX = 256
 """Characters of ``tool`` and ``call_id`` that are kept."""
@@ -358,7 +365,7 @@ class Connection:
         feed = self._feed
         before = feed.seq
         try:
-            return await handler(self._session, message, caller)
+            reply = await handler(self._session, message, caller)
         except OSError as exc:
             if self._door.vfs.witness is not None:
                 self._door.vfs.witness.refused(message, caller, exc)
@@ -367,6 +374,10 @@ class Connection:
             # Also after a failure: what was done until then (half a tree removed) must show in the shell as well.
             if feed.seq != before and feed.settler is not None:
                 await feed.settled(feed.seq)
+        for key in _LONG:
+            if key in reply and len(reply[key]) > _PIECE_MAX:
+                reply[key] = await _packed(reply[key])
+        return reply
 
     def _hello(self, message: Message) -> Message:
         if message.get("op") != "hello":
@@ -437,6 +448,16 @@ class Connection:
             if self._drained is not None and self._owed <= OUTBOX_MAX // 2:
                 self._drained.set()
                 self._drained = None
+
+
+async def _packed(values: list[Any]) -> Packed:
+    """The list made ready to be sent; it is empty afterwards. Others get their turn meanwhile."""
+    packed = Packed()
+    while values:
+        packed.add(values[-_PIECE_MAX:])
+        del values[-_PIECE_MAX:]
+        await trio.lowlevel.checkpoint()
+    return packed
 
 
 @coroutine

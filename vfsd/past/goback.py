@@ -58,10 +58,13 @@ class GoingBack:
         return any(self._matters(prefix, plan) for prefix, plan in plans.items())
 
     def _matters(self, prefix: bytes, plan: Sequence[Change]) -> bool:
-        nodes = self._volumes[prefix].tree.nodes
+        volume = self._volumes[prefix]
         for c in plan:
-            node = nodes.get(c.node) if type(c) is Put else None
-            if type(c) is not Put or node is None:
+            if type(c) is not Put:
+                return True
+            try:
+                node = volume.getattr(volume.base | c.node)
+            except OSError:
                 return True
             if c[1:7] != (node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size):
                 return True
