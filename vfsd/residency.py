@@ -1,10 +1,10 @@
 """What of a tree volume is in memory: nodes and entries come in when they are asked for.
 
 Owns how a node, an entry or a page of a directory gets from the backend into the tree. Must not know doors, paths or
-what operations do. A directory of up to PAGE entries comes in whole; of a larger one only what was asked for, and it is
-listed page by page, in byte order of the names. Invariants: what is not in memory is in the backend as it is; what is
-in memory counts, whatever the backend has of it. Methods that take inos raise ESTALE for one that is no more, and EIO
-when the backend can't be read.
+what operations do. A directory of up to PAGE entries comes in whole when it is listed; of a larger one only what was
+asked for, and it is listed page by page, in byte order of the names. Invariants: what is not in memory is in the
+backend as it is; what is in memory counts, whatever the backend has of it. Methods that take inos raise ESTALE for one
+that is no more, and EIO when the backend can't be read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ RESIDENT = 100_000
 
 PAGE = 256
 """Entries loaded at once: about two milliseconds."""
+
+ENTRIES = 8
+"""Entries loaded of a directory one by one; whoever asks for as many is likely to ask for more, so a page comes in."""
 
 Entries = Iterable[tuple[bytes, Node]]
 
@@ -91,13 +94,22 @@ class Residency:
         return node
 
     def _dir(self, ino: int) -> Node:
+        """A directory, of which something may be known: its ``children`` are not None. ENOTDIR."""
         node = self._node(ino)
-        children = node.children
-        if not children and (children is None or not children.complete):
+        if node.children is None:
             if not stat.S_ISDIR(node.mode):
                 raise fail(errno.ENOTDIR)
-            self._load(node)
+            node.children = Children(complete=False)
         return node
+
+    def _to_list(self, ino: int) -> Children:
+        """What is known of a directory that is about to be listed: all of it, if it is not large. ENOTDIR."""
+        node = self._dir(ino)
+        children = node.children
+        assert children is not None
+        if not children.complete and len(children) < PAGE:
+            self._load(node)
+        return children
 
     # -- entries
 
@@ -123,7 +135,7 @@ class Residency:
         directory.children.complete = len(rows) < PAGE
 
     def _entry(self, directory: Node, name: bytes) -> Node | None:
-        """The entry, None when there is none, of a directory of which something is loaded."""
+        """The entry, None when there is none, of a directory got by ``_dir``."""
         children = directory.children
         assert children is not None
         node = children.get(name)
@@ -133,6 +145,8 @@ class Residency:
                 children.note_absent(name)
             else:
                 node = self._hold(directory, name, self._insert(stored))
+            if len(children) == ENTRIES:
+                self._load(directory)
         return node
 
     def _plan(self, plan: Callable[..., _T], *args: object, **kwargs: object) -> _T:
@@ -176,8 +190,7 @@ class Residency:
 
     def children(self, ino: int) -> Entries:
         """All entries, unordered, for searches and listings; those of a large directory as they are taken. ENOTDIR."""
-        children = self._dir(ino).children
-        assert children is not None
+        children = self._to_list(ino)
         if children.complete:
             return list(children.items())
         return chain.from_iterable(self._pages(ino))

@@ -108,7 +108,7 @@ class TreeVolume(Residency):
     def lookup(self, parent: int, name: bytes) -> Node:
         """ENOENT, ENOTDIR, ENAMETOOLONG, ESTALE."""
         directory = self.tree.nodes.get(parent & NODE_MASK)
-        if directory is None or not directory.children:
+        if directory is None or directory.children is None:
             directory = self._dir(parent)
         assert directory.children is not None
         node = directory.children.get(name)
@@ -173,7 +173,7 @@ class TreeVolume(Residency):
         directory = self._dir(ino)
         assert directory.children is not None
         if handle.names is None or offset < FIRST_OFFSET:
-            whole = directory.children.complete
+            whole = self._to_list(ino).complete
             handle.names = list(directory.children) if whole else []
             handle.more = None if whole else self._pages(ino)
         at = max(0, offset - FIRST_OFFSET + 1)
@@ -215,7 +215,7 @@ class TreeVolume(Residency):
 
     def _make(self, op: str, parent: int, name: bytes, mode: int, caller: Caller, **more: Any) -> Node:
         directory = self.tree.nodes.get(parent & NODE_MASK)
-        if directory is None or not directory.children:
+        if directory is None or directory.children is None:
             directory = self._dir(parent)
         tree = self.tree
         number = tree.next_node
