@@ -202,7 +202,7 @@ class Decoder:
 class Packed:
     """A long list in a message, packed piece by piece before the message is, so that nobody waits for it at a stretch.
 
-    One of a message's values at most. ``add`` takes the pieces from the last to the first.
+    One of a message's values at most.
     """
 
     __slots__ = ("_count", "_parts")
@@ -211,8 +211,10 @@ class Packed:
         self._count = 0
         self._parts: list[bytes] = []
 
-    def add(self, piece: list[Any]) -> None:
-        """Up to 65535 values to come before those added already."""
+    def take(self, values: list[Any], count: int) -> None:
+        """The last ``count`` of ``values``, at most 65535, which leave that list and come before those taken already."""
+        piece = values[-count:]
+        del values[-count:]
         self._parts.append(_pack_piece(piece)[1 if len(piece) < 16 else 3 :])
         self._count += len(piece)
 

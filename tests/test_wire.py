@@ -202,8 +202,9 @@ def test_what_does_not_fit_a_frame_is_refused_by_the_sender(message: dict[str, A
 def test_a_list_packed_in_pieces_arrives_as_the_list(count: int) -> None:
     values = [[b"%d" % i, i] for i in range(count)]
     packed = wire.Packed()
-    for end in range(count, 0, -1700):
-        packed.add(values[max(0, end - 1700) : end])
+    left = list(values)
+    while left:
+        packed.take(left, 1700)
     decoder = Decoder()
     for part in Encoder().encode({"id": 7, "matches": packed, "truncated": False}):
         decoder.receive(bytes(part))

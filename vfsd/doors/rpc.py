@@ -27,8 +27,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
-from types import coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -54,6 +53,7 @@ from agenttools.wire import (
 )
 from vfsd.core.ids import squashed
 from vfsd.core.types import Caller
+from vfsd.doors.byhand import carry_on
 from vfsd.doors.rpcops import OPS, Session
 from vfsd.doors.rpcroom import PATIENCE_S, ROOM, Room
 from vfsd.doors.tally import Tally, took
@@ -85,9 +85,6 @@ OUTBOX_MAX = 1 << 20
 
 _SLICE_S = 0.003
 """Seconds a pipelining peer may keep the loop before others get a turn."""
-
-_LONG = ("matches", "entries")
-"""What may be long in a reply, by key."""
 
 _PIECE_MAX = 2000
 """Values packed at a stretch, which takes about a millisecond."""
@@ -254,7 +251,7 @@ class Connection:
                 if self._reading:
                     self._nursery.start_soon(self._read)
                 try:
-                    await _carry_on(request, trap)
+                    await carry_on(request, trap)
                 finally:
                     self._running.pop(number, None)
                     self._cancelled.discard(number)
@@ -374,9 +371,13 @@ class Connection:
             # Also after a failure: what was done until then (half a tree removed) must show in the shell as well.
             if feed.seq != before and feed.settler is not None:
                 await feed.settled(feed.seq)
-        for key in _LONG:
-            if key in reply and len(reply[key]) > _PIECE_MAX:
-                reply[key] = await _packed(reply[key])
+        for key in ("matches", "entries"):
+            values = reply.get(key, ())
+            if len(values) > _PIECE_MAX:
+                reply[key] = packed = Packed()
+                while values:
+                    packed.take(values, _PIECE_MAX)
+                    await trio.lowlevel.checkpoint()
         return reply
 
     def _hello(self, message: Message) -> Message:
@@ -448,32 +449,6 @@ class Connection:
             if self._drained is not None and self._owed <= OUTBOX_MAX // 2:
                 self._drained.set()
                 self._drained = None
-
-
-async def _packed(values: list[Any]) -> Packed:
-    """The list made ready to be sent; it is empty afterwards. Others get their turn meanwhile."""
-    packed = Packed()
-    while values:
-        packed.add(values[-_PIECE_MAX:])
-        del values[-_PIECE_MAX:]
-        await trio.lowlevel.checkpoint()
-    return packed
-
-
-@coroutine
-def _carry_on(request: Coroutine[Any, Any, None], trap: Any) -> Generator[Any, Any, None]:
-    """Await a coroutine that was started by hand and has yielded ``trap`` to the scheduler already."""
-    while True:
-        thrown: BaseException | None = None
-        value = None
-        try:
-            value = yield trap
-        except BaseException as exc:
-            thrown = exc
-        try:
-            trap = request.send(value) if thrown is None else request.throw(thrown)
-        except StopIteration:
-            return
 
 
 def _text(message: Message, key: str) -> str:
