@@ -147,6 +147,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.fault = ""
         self.faults = 0
+        self.seen: list[str] = []
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -155,9 +156,10 @@ class Proxy:
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 fault = proxy.fault
+                proxy.seen.append(f"{self.command} {self.path}")
                 if fault:
                     proxy.faults += 1
-                if fault == "500":
+                if fault == "500" or (fault == "part" and "partNumber=" in self.path):
                     self.send_response(500)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
@@ -263,6 +265,21 @@ def test_a_bucket(world: World, bucket: Proxy, tmp_path: Path) -> None:
     assert "does not work" not in world.said
     check_blobs(m, world)
     assert len(os.listdir(tmp_path / "s3" / "bucket" / "some" / "prefix")) == 1
+
+
+@pytest.mark.mount
+def test_an_upload_in_parts_that_fails_is_aborted(world: World, bucket: Proxy, tmp_path: Path) -> None:
+    m = world.mount("/blobs/=blob:s3://bucket") / "blobs"
+    data = os.urandom(1 << 20) * 12
+    bucket.fault = "part"
+    with pytest.raises(OSError, match="Input/output error"), open(m / named(data), "wb") as file:
+        file.write(data)
+    assert [line for line in bucket.seen if line.startswith("DELETE ") and "uploadId=" in line]
+    wait_until(lambda: not (m / named(data)).exists(), 60)
+    bucket.fault = ""
+    assert os.listdir(tmp_path / "s3" / "bucket") == []
+    (m / named(data)).write_bytes(data)
+    assert (tmp_path / "s3" / "bucket" / named(data)).read_bytes() == data
 
 
 @pytest.mark.mount

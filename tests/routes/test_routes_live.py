@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -124,6 +125,23 @@ def test_a_login_and_a_database_that_postgresql_does_not_have(world: World, post
     wait_until(lambda: (m / "login" / "f").read_text() == "x", 20)
     world.umount()
     postgres.sql("DROP ROLE guest")
+
+
+def test_one_namespace_a_user(world: World, tmp_path: Path) -> None:
+    config = tmp_path / "vfsd.toml"
+    config.write_text(
+        '[routes."/"]\nkind = "memory"\n[routes."/m/"]\nkind = "store"\n'
+        'location = "sqlite:s.db"\nnamespace = ["{user}", "filesystem"]\nset = { user = "alice" }\n'
+    )
+    for name, args in (("alice", ()), ("bob", ("--set", "user=bob"))):
+        (tmp_path / name).mkdir()
+        world.vfsd("mount", tmp_path / name, "--name", name, "--config", config, *args)
+        (tmp_path / name / "m" / "who").write_text(name)
+        world.vfsd("umount", name)
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        rows = db.execute("SELECT prefix, value ->> 'content' FROM store WHERE key = '/who' ORDER BY 1").fetchall()
+    db.close()
+    assert [row for row in rows if "!" not in row[0]] == [("alice.filesystem", "alice"), ("bob.filesystem", "bob")]
 
 
 def test_a_password_is_not_shown(world: World, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,64 @@ def test_writers_while_the_server_restarts(m: Path, postgres: Postgres) -> None:
         assert len(words) == 2000
         assert len(set(words)) == 1
         assert int(words[0]) >= round_
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_mounts_and_an_app_while_the_server_restarts(m: Path, world: World, postgres: Postgres) -> None:
+    """Each has its own files and all write one: nothing acknowledged is lost, and the one is somebody's whole."""
+    pytest.importorskip("deepagents")
+    from deepagents.backends.store import StoreBackend
+    from langgraph.store.postgres import PostgresStore
+
+    other = world.mount(f"/m/=store:{postgres.uri}", name="two") / "m"
+    done = threading.Event()
+    acknowledged: dict[str, list[int]] = {"a": [], "b": [], "app": []}
+
+    def by_mount(where: Path, name: str, text: str) -> None:
+        with open(where / name, "w") as file:
+            file.write(text)
+
+    def by_app(name: str, text: str) -> None:
+        with PostgresStore.from_conn_string(postgres.uri) as store:
+            backend = StoreBackend(store=store, namespace=lambda runtime: ("filesystem",))
+            assert backend.write(f"/{name}", text).error is None
+
+    writers: dict[str, Callable[[str, str], None]] = {
+        "a": lambda name, text: by_mount(m, name, text),
+        "b": lambda name, text: by_mount(other, name, text),
+        "app": by_app,
+    }
+
+    def work(who: str) -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            try:
+                writers[who]("shared", f"{who}-{number} " * 3000)
+                writers[who](f"{who}-{number}", f"{who} {number}")
+                acknowledged[who].append(number)
+            except Exception:
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in writers]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(acknowledged.values()), 20)
+    postgres.stop()
+    postgres.start()
+    before = {who: len(numbers) for who, numbers in acknowledged.items()}
+    wait_until(lambda: all(len(acknowledged[who]) > before[who] for who in writers), 20)
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    for place in (m, other):
+        for who, numbers in acknowledged.items():
+            for number in numbers:
+                wait_until(lambda p=place / f"{who}-{number}", t=f"{who} {number}": p.read_text() == t)
+    stored = postgres.sql("SELECT value->>'content' FROM store WHERE key = '/shared'")[0]
+    assert len(set(stored.split())) == 1
+    for place in (m, other):
+        wait_until(lambda p=place / "shared": p.read_text() == stored)
 
 
 def test_a_slow_server_holds_nothing_else_up(m: Path, world: World, postgres: Postgres) -> None:

@@ -369,20 +369,25 @@ class PostgresRemote(SqlRemote):
         return found
 
     def _swap(self, key: str, value: items.Value, record: items.Value | None, had_record: bool, expect: Expect) -> None:
-        if expect != ABSENT:
-            super()._swap(key, value, record, had_record, expect)
-            return
         from psycopg.types.json import Jsonb
 
-        with self._transaction() as db:
-            # Not a look before: two may look at once, only one can insert.
-            made = db.execute(
-                "INSERT INTO store (prefix, key, value) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-                (self._prefixes[0], key, Jsonb(value)),
-            )
-            if made.rowcount != 1:
-                raise fail(errno.EEXIST)
-            if record is not None or had_record:
+        if expect not in (ANY, ABSENT):
+            super()._swap(key, value, record, had_record, expect)
+            return
+        both = record is not None or had_record
+        # One statement is a transaction by itself, with two trips less.
+        with self._transaction() if both else self._store.connection() as db:
+            if expect == ANY:
+                self._set(db, 0, key, value)
+            else:
+                # Not a look before: two may look at once, only one can insert.
+                made = db.execute(
+                    "INSERT INTO store (prefix, key, value) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+                    (self._prefixes[0], key, Jsonb(value)),
+                )
+                if made.rowcount != 1:
+                    raise fail(errno.EEXIST)
+            if both:
                 self._set(db, 1, key, record)
 
     def _locked_row(self, db: Any, key: str) -> Row | None:
