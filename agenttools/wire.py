@@ -212,7 +212,7 @@ class Packed:
         self._parts: list[bytes] = []
 
     def take(self, values: list[Any], count: int) -> None:
-        """The last ``count`` of ``values``, at most 65535, which leave that list and come before those taken already."""
+        """The last ``count`` values (up to 65535), which leave their list and come before those taken already."""
         piece = values[-count:]
         del values[-count:]
         self._parts.append(_pack_piece(piece)[1 if len(piece) < 16 else 3 :])
