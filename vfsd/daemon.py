@@ -50,7 +50,7 @@ from vfsd.metrics import Metrics
 from vfsd.nativeroutes import NativeRoutes
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
-from vfsd.process import logs, places, registry
+from vfsd.process import logs, memory, places, registry
 from vfsd.process import mountpoint as mounts
 from vfsd.process.supervisor import Supervisor
 from vfsd.reload import Reloader
@@ -434,7 +434,8 @@ class Daemon:
             await trio.sleep(self.manager.watchdog / 3)
 
     async def _maintain(self, vfs: Vfs) -> None:
-        """Keep logs bounded: now and then, and never at the same time twice."""
+        """Keep logs and memory bounded: now and then, and never at the same time twice."""
+        idle = memory.Idle()
         while True:
             await trio.sleep(MAINTAIN_SECONDS)
             await self._maintain_once(vfs)
@@ -449,6 +450,10 @@ class Daemon:
                         await trio.to_thread.run_sync(self.audit.sync)
                 except OSError as exc:
                     log.warning("maintenance of the audit log: %s", exc.strerror)
+            assert self._engine is not None
+            counters = vfs.counters()
+            if idle.now(self._engine.requests + counters["observed"] + counters["mutated"]):
+                await trio.to_thread.run_sync(memory.give_back, counters.get("resident", 0))
 
     @staticmethod
     async def _collect() -> None:
