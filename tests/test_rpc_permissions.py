@@ -198,10 +198,12 @@ def test_access_control_lists(ask: Ask) -> None:
     assert ask(ALICE, "chmod", path=b"/alice/f", perm=0o600)
     assert ask(BOB, "read", path=b"/alice/f") == "EACCES", "chmod sets the mask"
     assert ask(ALICE, "setxattr", path=b"/alice/f", name=default, value=LET_BOB) == "EACCES"
-    assert ask(ALICE, "setxattr", path=b"/alice", name=default, value=LET_BOB) == {}
-    ask(ALICE, "write", path=b"/alice/sub/new", data=b"shared")
-    assert ask(ALICE, "getxattr", path=b"/alice/sub", name=default)["value"] == LET_BOB
-    assert ask(ALICE, "getxattr", path=b"/alice/sub/new", name=access)["value"] == LET_BOB
+    shared = acl((1, 7, NO_ID), (2, 7, BOB.uid), (4, 0, NO_ID), (16, 7, NO_ID), (32, 0, NO_ID))
+    assert ask(ALICE, "setxattr", path=b"/alice", name=default, value=shared) == {}
+    assert ask(ALICE, "write", path=b"/alice/sub/new", data=b"shared")["created"]
+    assert ask(ALICE, "getxattr", path=b"/alice/sub", name=default)["value"] == shared
+    without_execution = acl((1, 6, NO_ID), (2, 7, BOB.uid), (4, 0, NO_ID), (16, 6, NO_ID), (32, 0, NO_ID))
+    assert ask(ALICE, "getxattr", path=b"/alice/sub/new", name=access)["value"] == without_execution
     assert ask(ALICE, "removexattr", path=b"/alice/sub", name=default) == {}
     assert ask(ALICE, "removexattr", path=b"/alice/sub", name=default) == {}
 

@@ -41,6 +41,7 @@ from vfsd.config import (
 from vfsd.core.ids import Ids
 from vfsd.core.types import NODE_BITS, ROOT_NODE
 from vfsd.doors import engines, rpc, rpccontrol, rpcroutes
+from vfsd.doors.events import Events
 from vfsd.doors.fuse import FuseDoor
 from vfsd.doors.squash import SquashingDoor
 from vfsd.feed import Feed
@@ -285,6 +286,9 @@ class Daemon:
             nursery.start_soon(self.rulebook.warn)
             if self._metrics is not None:
                 nursery.start_soon(self._metrics.serve)
+            if not config.read_only:
+                events = Events(self._fuse, self.mountpoint, lambda: engines.mounted(self.mountpoint))
+                nursery.start_soon(events.run)
             with self._serving:
                 mounts.clear(self.mountpoint)
                 await self._engine.run(self._fuse, self.mountpoint, options, started)
