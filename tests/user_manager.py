@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SYSTEMD = "/lib/systemd/systemd"
@@ -23,30 +23,36 @@ for tree in $trees; do
     if [ -e $tree/cgroup.procs ] && [ $tree != /sys/fs/cgroup/cpuset ]; then
         mkdir $tree/$CGROUP
         echo $$ > $tree/$CGROUP/cgroup.procs
+        chown -R $AS_UID $tree/$CGROUP
     fi
 done
-exec %s --user --unit=basic.target
+exec setpriv --reuid=$AS_UID --regid=$AS_UID --clear-groups %s --user --unit=basic.target
 """
 """systemd runs only where it takes the machine to be booted with systemd (sd_booted(3)). It takes all processes of its
 control group for its own, so it gets one, in each hierarchy there is (one, or with version 1 several below)."""
 
 
 class UserManager:
-    """``home`` and ``run`` are made below ``base``; what the services mount is seen below ``root``."""
+    """The manager of user ``uid``, by way of the command ``enter``. Its directories are made below ``base``.
 
-    def __init__(self, base: Path) -> None:
+    What root's services mount is seen below ``root``.
+    """
+
+    def __init__(self, base: Path, uid: int = 0, enter: Sequence[str] = ()) -> None:
         self.home, run = base / "home", base / "run"
-        self.home.mkdir()
-        run.mkdir(mode=0o700)
-        self._cgroup = f"vfsd-test-{os.getpid()}"
+        for directory in (self.home, run):
+            directory.mkdir(mode=0o700)
+            os.chown(directory, uid, uid)
+        self._as = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        self._cgroup = f"vfsd-test-{os.getpid()}-{uid}"
         unwanted = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "NOTIFY_SOCKET", "DBUS_SESSION_BUS_ADDRESS")
         self.env = {key: value for key, value in os.environ.items() if key not in unwanted}
         self.env |= {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(run), "SYSTEMD_LOG_TARGET": "console"}
-        self.env |= {"CGROUP": self._cgroup, "SYSTEMD_LOG_LEVEL": "info"}
+        self.env |= {"CGROUP": self._cgroup, "SYSTEMD_LOG_LEVEL": "info", "AS_UID": str(uid)}
         self._log = base / "manager.log"
         with open(self._log, "w") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", _START % SYSTEMD],
+                [*enter, "unshare", "--mount", "sh", "-c", _START % SYSTEMD],
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.root = Path(f"/proc/{self._process.pid}/root")
@@ -59,7 +65,7 @@ class UserManager:
     def run(self, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """A command where the services are."""
         done = subprocess.run(
-            ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", *command],
+            ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", *self._as, *command],
             env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
         assert code is None or done.returncode == code, (done, self.log())

@@ -75,6 +75,18 @@ def test_a_service_is_ready_restarts_and_ends(manager: UserManager) -> None:
     agent.stop()
 
 
+def test_a_reload_is_the_managers_to_see(manager: UserManager) -> None:
+    agent = Instance(manager, "reloaded")
+    agent.start()
+    agent.config.write_text(agent.config.read_text() + '[routes."/more/"]\nkind = "memory"\n')
+    manager.systemctl("reload", agent.unit)
+    assert os.listdir(agent.tree) == ["more"]
+    agent.config.write_text("colour = 1\n")
+    assert "Job for vfsd@reloaded.service failed" in manager.systemctl("reload", agent.unit, code=1).stderr
+    assert agent.show("ActiveState") == "active" and os.listdir(agent.tree) == ["more"]
+    agent.stop()
+
+
 def test_a_loop_that_hangs_is_ended_and_the_mount_is_back(manager: UserManager) -> None:
     agent = Instance(manager, "hanging")
     drop_in = manager.home / f".config/systemd/user/{agent.unit}.d"
@@ -121,7 +133,7 @@ def test_the_systems_unit_runs_with_what_it_leaves(manager: UserManager) -> None
     host = manager.home / "host"
     host.mkdir()
     with open(agent.config, "a") as file:
-        file.write(f'[routes."/host/"]\nkind = "local"\nlocation = "{host}"\n')
+        file.write(f'[routes."/host/"]\nkind = "local"\nlocation = "{host}"\n[routes."/notes/"]\nkind = "store"\n')
     pid = agent.start()
     (agent.tree / "a").write_text("x")
     file = agent.tree / "host/suid"
@@ -130,6 +142,13 @@ def test_the_systems_unit_runs_with_what_it_leaves(manager: UserManager) -> None
     file.chmod(0o4755)
     os.setxattr(file, "user.kept", b"x")
     os.mknod(agent.tree / "host/fifo", 0o010644)
+    for place in (agent.tree / "big", agent.tree / "host/big", agent.tree / "notes/big"):
+        place.write_bytes(b"x" * 200_000)
+        with open(place, "r+b") as big, open(f"{place}.copy", "w+b") as copy:
+            os.copy_file_range(big.fileno(), copy.fileno(), 100_000)
+            os.fsync(copy.fileno())
+        place.unlink()
+    manager.run(*VFSD, "checkpoint", "create", "--name", "hard")
     assert ((host / "suid").stat().st_uid, (host / "suid").stat().st_mode) == (1, 0o104755)
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
