@@ -130,3 +130,15 @@ def test_a_request_ends_the_wait(device: tuple[int, int]) -> None:
 
     assert serve(device[0], beside) == 1
     assert seen.is_set()
+
+
+def test_requests_are_served_beside_a_task_that_can_always_run(device: tuple[int, int]) -> None:
+    """A search gives way by checkpoints, and so can run at each turn."""
+    count = 50
+
+    async def beside() -> None:
+        os.write(device[1], b"x" * count)
+        for _ in range(5 * count):
+            await trio.lowlevel.checkpoint()
+
+    assert serve(device[0], beside) == count

@@ -41,6 +41,8 @@ class Waiter:
         self._runnable = Runnable()
         self._tasks = self._runnable.tasks
         self._deadline = 0.0
+        self._turned = 0.0
+        """When other tasks had their last turn."""
         self._poll = select.poll()
         self._poll.register(device, select.POLLIN)
         self._epoll = _event_loop()
@@ -67,7 +69,8 @@ class Waiter:
         now = time.perf_counter()
         left = self._deadline - now
         if self._tasks or left <= 0.0:
-            return False
+            # Tasks that can always run, a search for one, take turns with the requests.
+            return now < self._turned + TURN and any(fd == self._device for fd, _ in self._poll.poll(0))
         # Late by up to a millisecond, since poll(2) counts in them, never early.
         ready = self._poll.poll(0 if self._epoll is None else int(left * 1000) + 1)
         if len(ready) == 2:
@@ -80,8 +83,9 @@ class Waiter:
             await trio.lowlevel.wait_readable(self._device)
         else:
             await trio.lowlevel.checkpoint()
+        self._turned = time.perf_counter()
         longest = TURN if self._epoll is None else 3600.0
-        self._deadline = time.perf_counter() + min(trio.lowlevel.current_statistics().seconds_to_next_deadline, longest)
+        self._deadline = self._turned + min(trio.lowlevel.current_statistics().seconds_to_next_deadline, longest)
 
 
 def _event_loop() -> int | None:
