@@ -1,6 +1,6 @@
 """VfsBackend beside Deep Agents' own backends, in one run: median microseconds an operation, and ratios.
 
-    python benchmarks/deepagents_latency.py [--files 2000] [--seconds 0.3] [--json]
+    python benchmarks/deepagents_latency.py [--files 2000] [--seconds 0.2] [--json]
 
 Every backend holds the same tree; sync and async, 1 and 16 at once (then a time is the whole run's, by operation).
 BaseSandbox is what it makes of a plain local shell; StoreBackend is over InMemoryStore. Needs FUSE and deepagents.
@@ -172,7 +172,7 @@ def vfsd(*args: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=0.2, help="for each figure")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="vb"))
