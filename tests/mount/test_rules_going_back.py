@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,26 @@ def test_every_way_it_could_differ(daemon: Daemon, change: str) -> None:
     assert refused is not None and "rule [deny write /kept/**" in refused, refused
 
 
+def test_what_was_done_is_said(daemon: Daemon) -> None:
+    for name in ("changed", "other", "gone", "old"):
+        write(daemon, f"/{name}", "old")
+    mark = held(daemon)
+    listed = checkpoints.all_of(daemon.client).text
+    assert re.fullmatch(rf"{mark}  \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  user", listed), listed
+    for name in ("changed", "other"):
+        write(daemon, f"/{name}", "new")
+    (daemon.point / "gone").unlink()
+    (daemon.point / "old").rename(daemon.point / "new")
+    (daemon.point / "d").mkdir()
+    (daemon.point / "link").symlink_to("changed")
+    said = "1 directory removed, 1 file brought back, 2 files changed back, 1 file renamed back, 1 link removed"
+    done = checkpoints.restore(daemon.client, mark)
+    assert done.said.startswith(f"Restored checkpoint {mark}: {said}. "), done.said
+    os.utime(daemon.point / "changed", (1, 1))
+    assert ": only times were other. " in checkpoints.restore(daemon.client, mark).said
+    assert checkpoints.restore(daemon.client, mark).said.startswith("Nothing to restore")
+
+
 def test_undo_keeps_rules_too(daemon: Daemon) -> None:
     write(daemon, "/kept/policy", "old")
     began = daemon.client.call("execute_begin", command=b"make", call="1")
@@ -103,6 +125,8 @@ def test_undo_keeps_rules_too(daemon: Daemon) -> None:
     rules(daemon, RULE)
     assert checkpoints.undo(daemon.client).error == SENTENCE.format("/kept/policy", "deny")
     assert (daemon.point / "kept/policy").read_text() == "new"
+    line = daemon.vfsd("log", "--name", "test", "--failed").stdout.splitlines()[-1]
+    assert " undo      / EACCES: permission denied for write on /kept/policy" in line
     done = daemon.vfsd("undo", "--name", "test")
     assert done.stdout.startswith("took back execute: make: 1 file changed back\n"), done
     assert (daemon.point / "kept/policy").read_text() == "old"

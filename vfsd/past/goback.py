@@ -105,7 +105,7 @@ def summary(changes: Sequence[Mapping[str, Any]]) -> str:
     """What was done, in words: ``3 files changed back, 1 file removed``; empty when only times were other."""
     counts = Counter((c["type"], _SAID.get(c["kind"], "changed back")) for c in changes)
     words = []
-    for (kind, said), count in counts.items():
+    for (kind, said), count in sorted(counts.items()):
         one, more = _NOUNS.get(kind, ("special file", "special files"))
         words.append(f"{count} {one if count == 1 else more} {said}")
-    return ", ".join(sorted(words, key=lambda text: text.split(" ")[1:]))
+    return ", ".join(words)
