@@ -195,6 +195,6 @@ def test_the_ids_of_tool_calls_go_with_the_requests(run: Run, backend: VfsBacken
     ]
     run(create_deep_agent(model=Scripted(turns=[turn, after]), backend=backend))
     assert sorted(asked[:2]) == sorted([("write", "write", turn[0]["id"]), ("write", "write", turn[1]["id"])])
-    assert sorted(asked[2:4]) == sorted([("write", "edit", after[0]["id"]), ("delete", "delete", after[1]["id"])])
+    assert sorted(asked[2:4]) == sorted([("edit", "edit", after[0]["id"]), ("delete", "delete", after[1]["id"])])
     backend.write("/project/by hand", "")
     assert asked[-1] == ("write", "write", None)
