@@ -12,7 +12,7 @@ import pytest
 from cli_world import World
 
 import agenttools
-from vfsd.process import redacted
+from vfsd.process import bugreport, redacted
 
 CONFIG = """
 thread = "t1"
@@ -110,6 +110,15 @@ def test_a_report_without_a_mount_and_of_a_dead_one(world: World) -> None:
     assert json.loads(parts["status.json"])["state"] == "dead"
     assert json.loads(parts["config.json"]) == "no configuration file"
     assert "mounted %s on %s" in parts["log.txt"]
+
+
+def test_the_log_of_a_service_is_the_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"log": None, "pid": 4711, "routes": []}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert bugreport._log(row) == []
+    (tmp_path / "journalctl").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "journalctl").chmod(0o755)
+    assert bugreport._log(row) == ["--quiet --output=cat --lines=500 _PID=4711"]
 
 
 LOG = """\

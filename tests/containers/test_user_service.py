@@ -12,6 +12,8 @@ import pytest
 from hosts import USER, Host
 from user_manager import SYSTEMD, UserManager
 
+pytestmark = [pytest.mark.mount, pytest.mark.slow, pytest.mark.timeout(120)]
+
 VFSD = [sys.executable, "-m", "vfsd"]
 
 if not Path(SYSTEMD).exists():

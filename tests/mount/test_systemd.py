@@ -17,6 +17,8 @@ import agenttools
 if os.geteuid() != 0 or not Path(SYSTEMD).exists():
     pytest.skip("needs root, and systemd installed: apt-get install systemd", allow_module_level=True)
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
 UNITS = Path(__file__).resolve().parents[2] / "vfsd/systemd"
 VFSD = [sys.executable, "-m", "vfsd"]
 

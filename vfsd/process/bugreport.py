@@ -135,6 +135,8 @@ def _log(row: dict[str, Any] | None) -> list[str]:
         with open(row["log"], "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             return file.read().decode(errors="replace").splitlines()[-LINES:]
+    if shutil.which("journalctl") is None:
+        return []
     run = subprocess.run(
         ["journalctl", "--quiet", "--output=cat", f"--lines={LINES}", f"_PID={row['pid']}"],
         capture_output=True, timeout=_SECONDS, check=False,
