@@ -52,7 +52,8 @@ def use(name: str) -> None:
 
 def dump_on_signal() -> None:
     """Have SIGUSR1 write the stacks into the log, and a crash, or a service manager's SIGABRT, those of threads."""
-    faulthandler.enable()
+    if sys.stderr is not None:  # as when whoever started us had closed it
+        faulthandler.enable()
     signal.signal(signal.SIGUSR1, _dump)
 
 

@@ -33,8 +33,8 @@ class Supervisor(NamedTuple):
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
         ):
-            # Never wait for a manager whose queue is full: a lost sign of life is followed by another.
-            sock.setblocking(False)
+            # When the manager's queue is full: a lost sign of life is followed by another, a lost READY is not.
+            sock.settimeout(0.0 if fields[0] == "WATCHDOG=1" else 1.0)
             sock.sendto("\n".join(fields).encode(errors="replace"), address)
 
     @property
