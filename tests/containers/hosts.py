@@ -1,4 +1,4 @@
-"""A host for containers: a mount namespace of its own, in which ``/`` is shared as systemd has it.
+"""A host for containers: mount and pid namespaces of its own, in which ``/`` is shared as systemd has it.
 
 All that a test mounts or starts is in it, and is gone with it. It also lets an ordinary user in to the Python and the
 checkout that the tests run from, wherever these are, and has accounts of its own: nothing of the machine is changed.
@@ -63,7 +63,7 @@ class Host:
         self.base = Path(tempfile.mkdtemp(prefix="vc-"))
         self.base.chmod(0o755)
         self._keeper = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", self._script()],
+            ["unshare", "--mount-proc", "--pid", "--fork", "--kill-child", "/bin/sh", "-ec", self._script()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._keeper.stdout is not None
@@ -71,6 +71,8 @@ class Host:
             said = self._keeper.communicate(timeout=SECONDS)[1]
             shutil.rmtree(self.base, ignore_errors=True)
             raise NoHost(said.strip())
+        keeper = self._keeper.pid
+        self._first = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text())
 
     def directory(self, name: str, user: int = 0) -> Path:
         path = self.base / name
@@ -112,7 +114,7 @@ class Host:
         }
 
     def command(self, argv: Sequence[str | Path], user: int = 0) -> list[str]:
-        enter = ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", "--wd=/"]
+        enter = ["nsenter", f"--target={self._first}", "--mount", "--pid", "--wd=/"]
         if user:
             enter += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all"]
         return [*enter, *map(str, argv)]

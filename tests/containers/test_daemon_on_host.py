@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_world import World
 from engine import Podman
 from hosts import USER, Host, toolchain
 from story import log, one_path_and_who_did_it, who_did_it
@@ -51,9 +51,8 @@ class Mount:
 
     def kill(self) -> None:
         (entry,) = json.loads(self.outside("vfsd", "status", "--json"))
-        os.kill(entry["pid"], signal.SIGKILL)
-        (entry,) = json.loads(self.outside("vfsd", "status", "--json"))
-        assert entry["state"] == "dead"
+        self.host.run("kill", "-KILL", str(entry["pid"]))
+        World.wait(lambda: json.loads(self.outside("vfsd", "status", "--json"))[0]["state"] == "dead")
 
 
 @pytest.fixture(scope="module")
