@@ -77,7 +77,8 @@ class ReadResult:
 
     ``content`` keeps the page's last newline. ``start_line`` to ``end_line`` of ``total_lines`` (None: not counted) are
     in it, ``next_offset`` continues after it (None at the end); all are None for an empty or binary file and when no
-    line was asked for (``no_lines_requested``). ``cut``: the page was cut for its size.
+    line was asked for (``no_lines_requested``). ``cut``: the page was cut for its size. ``converted``: some line of the
+    file ends with ``\\r\\n`` or ``\\r``, which ``content`` has as ``\\n``.
     """
 
     path: str
@@ -92,6 +93,7 @@ class ReadResult:
     no_lines_requested: bool = False
     notice: str = ""
     error: str | None = None
+    converted: bool = False
 
     @property
     def text(self) -> str:

@@ -52,7 +52,8 @@ class Window(NamedTuple):
 
     ``start_line`` is None when no line was returned: the file is empty, no line was asked for (``limit`` <= 0), or
     the offset is past the end (then ``past_end``). ``total_lines`` is None when the end was not looked at;
-    ``next_offset`` is the offset to go on from, None at the end; ``cut`` says the page was cut for its size.
+    ``next_offset`` is the offset to go on from, None at the end; ``cut`` says the page was cut for its size,
+    ``converted`` that some line of the file ends with ``\\r\\n`` or ``\\r``.
     """
 
     content: str
@@ -62,6 +63,7 @@ class Window(NamedTuple):
     next_offset: int | None = None
     cut: bool = False
     past_end: bool = False
+    converted: bool = False
 
 
 def is_text(data: bytes) -> bool:
@@ -92,7 +94,8 @@ def window(data: bytes, offset: int, limit: int) -> Window:
         text = text[1:]
     if not text or limit <= 0:
         return Window("")
-    if "\r" in text:
+    converted = "\r" in text
+    if converted:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if len(data) <= MAX_PAGE_BYTES:
         offset = max(offset, 0)
@@ -105,7 +108,7 @@ def window(data: bytes, offset: int, limit: int) -> Window:
         if total - offset > limit:
             text = text[: len(text) - len(text.split("\n", limit)[limit])]
             end = offset + limit
-        return Window(text, offset + 1, end, total, end if end < total else None)
+        return Window(text, offset + 1, end, total, end if end < total else None, converted=converted)
     pager = Pager(offset, limit)
     pager.feed(data)
     return pager.finish()
@@ -184,7 +187,9 @@ class Pager:
             lines = content.count("\n") or 1
             content += PAGE_CUT
         end = self._offset + lines
-        return Window(content, self._offset + 1, end, total, end if total is None or end < total else None, cut)
+        onward = end if total is None or end < total else None
+        converted = self._decoder.newlines not in (None, "\n")
+        return Window(content, self._offset + 1, end, total, onward, cut, converted=converted)
 
 
 def past_end_sentence(offset: int, total: int) -> str:

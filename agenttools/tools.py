@@ -182,9 +182,11 @@ def _read(path: str, offset: int = 0, limit: int = READ_LIMIT, *, binary: bool =
     notice = ""
     if offset < 0 and view.start_line is not None:
         notice = f"[There is no offset {offset}; this is from line 1 on.]"
-    content, start, end, total, onward, cut, _ = view
+    content, start, end, total, onward, cut, _, converted = view
     nothing = start is None and limit <= 0 and size > 0
-    return ReadResult(path, content, "utf-8", size, start, end, total, onward, cut, nothing, notice)
+    return ReadResult(
+        path, content, "utf-8", size, start, end, total, onward, cut, nothing, notice, converted=converted
+    )
 
 
 read, aread = both(_read)

@@ -31,7 +31,7 @@ def lines_of(content: str) -> list[str]:
         (b"a\nb\nc\n", 2, 2, Window("c\n", 3, 3, 3)),
         (b"a\nb\nc\n", 3, 2, Window("", total_lines=3, past_end=True)),
         (b"a\nb\nc\n", -5, 1, Window("a\n", 1, 1, 3, 1)),
-        (b"a\r\nb\rc\n\nd", 0, 10, Window("a\nb\nc\n\nd", 1, 5, 5)),
+        (b"a\r\nb\rc\n\nd", 0, 10, Window("a\nb\nc\n\nd", 1, 5, 5, converted=True)),
         (b"\xef\xbb\xbfa\n", 0, 10, Window("a\n", 1, 1, 1)),
         (b"\n\n\n", 1, 1, Window("\n", 2, 2, 3, 2)),
         ("x\u2028y\x0cz\x85w\n".encode(), 0, 10, Window("x\u2028y\x0cz\x85w\n", 1, 1, 1)),

@@ -84,8 +84,13 @@ def read(result: results.ReadResult) -> ReadResult:
         return ReadResult(
             file_data=FileData(content=content, encoding="utf-8"), no_lines_requested=result.no_lines_requested
         )
+    content = result.content
+    if result.next_offset is not None and not result.converted:
+        # Pages of a file joined by a newline give the file, which is what the packaged suite holds a sandbox to. What
+        # is shown of its end is shown as it is, so that an edit can name it; line ends that were converted are kept too.
+        content = content.removesuffix("\n")
     return ReadResult(
-        file_data=FileData(content=result.content.removesuffix("\n"), encoding="utf-8"),
+        file_data=FileData(content=content, encoding="utf-8"),
         total_lines=result.total_lines,
         start_line=result.start_line,
         end_line=result.end_line,

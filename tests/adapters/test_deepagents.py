@@ -194,12 +194,18 @@ def test_ls(mount: Mount, backend: VfsBackend, call: Callable[..., Any]) -> None
 
 @mounted
 def test_read_pages(backend: VfsBackend, call: Callable[..., Any]) -> None:
-    backend.write("/five", "1\n2\r\n3\n4\n5\n")
+    backend.write("/five", "1\n2\n3\n4\n5\n")
     page = call(backend, "read", "/five", 1, 2)
     assert page.file_data == {"content": "2\n3", "encoding": "utf-8"}
+    backend.write("/crlf", "1\r\n2\r\n3\r\n")
+    page = call(backend, "read", "/crlf", 0, 2)
+    assert page.file_data["content"] == "1\n2\n"
+    assert call(backend, "edit", "/crlf", page.file_data["content"], "one\n2\n").error is None
+    assert call(backend, "download_files", ["/crlf"])[0].content == b"one\r\n2\r\n3\r\n"
+    page = call(backend, "read", "/five", 1, 2)
     assert (page.start_line, page.end_line, page.total_lines, page.next_offset) == (2, 3, 5, 3)
     last = call(backend, "read", "/five", 3, 9)
-    assert (last.file_data["content"], last.end_line, last.next_offset) == ("4\n5", 5, None)
+    assert (last.file_data["content"], last.end_line, last.next_offset) == ("4\n5\n", 5, None)
     assert call(backend, "read", "/five", -3, 1).start_line == 1
     assert call(backend, "read", "/five", 0, 0).no_lines_requested
     assert call(backend, "read", "/five", 9).error == "File '/five': Line offset 9 exceeds file length (5 lines)"
