@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -253,7 +254,7 @@ def test_cancelled_at_each_wait(kind: str, name: str, tmp_path: Path) -> None:
 
 
 def assert_between(name: str, found: Tree, before: Tree, after: Tree) -> None:
-    if name in WHOLE or name in READS:
+    if name not in STEPS:
         assert found in (before, after)
         return
     for path in {*found, *before, *after}:
@@ -261,3 +262,85 @@ def assert_between(name: str, found: Tree, before: Tree, after: Tree) -> None:
         if name in ("as a program", "through a handle"):
             allowed.append((0o644, 1, b"", []))  # made, and not yet written
         assert found.get(path) in allowed, path
+
+
+class Hanging(trio.abc.Instrument):
+    """Closes a client's socket when the tasks of the daemon have run for the ``at``-th time since the request."""
+
+    def __init__(self, at: int, client: socket.socket) -> None:
+        self._left, self._client = at, client
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._client.close()
+
+
+DOOR: dict[str, dict[str, Any]] = {
+    "write new": {"op": "write", "path": b"/d/new", "data": b"new\n"},
+    "edit": {"op": "edit", "path": b"/d/f", "old_text": b"old", "new_text": b"newer"},
+    "rename over": {"op": "rename", "old": b"/d/f", "new": b"/d/g"},
+    "delete all": {"op": "delete", "path": b"/d"},
+    "open": {"op": "open", "path": b"/d/f", "flags": os.O_RDWR},
+    "grep": {"op": "grep", "pattern": b"text", "path": b"/"},
+}
+
+
+@pytest.mark.parametrize("kind", ["state", "store"])
+@pytest.mark.parametrize("name", DOOR)
+def test_a_client_that_goes_at_any_moment(kind: str, name: str, tmp_path: Path) -> None:
+    async def alone(w: World) -> object:
+        return await w.call(**DOOR[name])
+
+    before, after = trees(kind, tmp_path / "undisturbed", alone)
+
+    async def session(w: World, at: int) -> bool:
+        """Whether the request was answered before the client went."""
+        await w.prepare()
+        door = rpc.RpcDoor(w.vfs, hello={}, status=dict, shutdown=dict)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(door.serve, tmp_path / f"{at}.sock")
+            client = socket.socket(socket.AF_UNIX)
+            client.settimeout(0)
+            client.connect(str(tmp_path / f"{at}.sock"))
+            for message in ({"id": 1, "op": "hello", "version": rpc.VERSION, "client": "t"}, {"id": 2, **DOOR[name]}):
+                client.sendall(b"".join(rpc.Encoder().encode(message)))
+            hanging = Hanging(at, client)
+            trio.lowlevel.add_instrument(hanging)
+            with trio.fail_after(20):
+                answers = await receive(client)
+                client.close()
+                while door.connections:
+                    await trio.sleep(0.001)
+            trio.lowlevel.remove_instrument(hanging)
+            nursery.cancel_scope.cancel()
+        await w.let_go()
+        assert_between(name, await w.tree(), before, after)
+        return answers == 2
+
+    async def receive(client: socket.socket) -> int:
+        """How many replies came before the socket was closed."""
+        decoder, count = rpc.Decoder(), 0
+        while count < 2:
+            try:
+                decoder.receive(client.recv(1 << 16))
+            except BlockingIOError:
+                await trio.sleep(0.0005)
+                continue
+            except OSError:  # closed by the instrument
+                break
+            while (reply := decoder.next()) is not None:
+                assert reply["ok"], reply
+                count += 1
+        return count
+
+    for at in itertools.count(1):
+        w = World(kind, tmp_path / f"at{at}")
+        try:
+            answered = trio.run(session, w, at)
+        finally:
+            w.volume.close()
+        if answered:
+            break
+        assert at < 500, "it never ends"
+    assert at > 2
