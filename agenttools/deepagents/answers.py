@@ -86,7 +86,7 @@ def read(result: results.ReadResult) -> ReadResult:
         )
     content = result.content
     if result.next_offset is not None and not result.converted:
-        # Pages of a file joined by a newline give the file, which is what the packaged suite holds a sandbox to. The end
+        # Pages of a file joined by a newline give the file, to which the packaged suite holds a sandbox. The end
         # of a file is shown as it is, so that an edit can name it; line ends that were converted are kept too.
         content = content.removesuffix("\n")
     return ReadResult(
