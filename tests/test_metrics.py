@@ -176,6 +176,17 @@ def test_status_tells_all_that_is_documented_and_nothing_else(world: World) -> N
     assert row["operations"]["rpc"]["write"]["count"] == 1
 
 
+def test_either_engine_counts(world: World) -> None:
+    with mount(world, CONFIG, "--engine", "pyfuse3") as client:
+        (world.mp / "b").write_text("x")
+        with pytest.raises(PermissionError):
+            (world.mp / "a").write_text("x")
+        told = client.call("status")
+    create = told["operations"]["fuse"]["create"]
+    assert (create["count"], create["errors"], sum(create["spans"])) == (2, {"EACCES": 1}, 2)
+    assert told["kernel"]["inodes"] >= 1 and told["kernel"]["behind"] == 0
+
+
 def test_the_log_as_json(world: World) -> None:
     with mount(world, CONFIG, "--log-format", "json") as client:
         client.call("status")
