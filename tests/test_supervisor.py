@@ -215,10 +215,10 @@ def test_systemd_finds_nothing_to_say_of_the_units(world: World, whose: str) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="--system is root's")
 def test_the_systems_files(world: World) -> None:
     root = world.directory("root")
-    world.vfsd("--system", "service", "install", "--root", root)
+    said = world.vfsd("service", "install", "--system", "--root", root).stdout
+    assert "a mount for /etc/vfsd/NAME.toml: systemctl daemon-reload && systemctl enable --now vfsd@NAME" in said
     found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
     assert set(found) == {
         "etc/systemd/system/vfsd@.service",
@@ -227,7 +227,7 @@ def test_the_systems_files(world: World) -> None:
         "sbin/mount.fuse.vfsd",
     }
     assert os.access(found["sbin/mount.fuse.vfsd"], os.X_OK)
-    if shutil.which("systemd-tmpfiles"):
+    if shutil.which("systemd-tmpfiles") and os.geteuid() == 0:
         subprocess.run(["systemd-tmpfiles", f"--root={root}", "--create", "vfsd.conf"], check=True, timeout=SECONDS)
         assert oct((root / "run/vfsd").stat().st_mode) == "0o40700"
 

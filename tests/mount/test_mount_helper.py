@@ -21,7 +21,7 @@ set -e
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/lib
 mkdir -p {base}/upper {base}/work {base}/etc {base}/etcwork {base}/etc/vfsd {base}/mnt
-{vfsd} --system service install --root {base}/root >/dev/null
+{vfsd} service install --system --root {base}/root >/dev/null
 cp {base}/root/sbin/mount.fuse.vfsd {base}/upper/
 mount -t overlay overlay -o lowerdir={base}/upper:/usr/sbin /usr/sbin
 mount -t overlay overlay -o lowerdir={base}/etc:/etc /etc

@@ -54,6 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p = command(commands, "service", "mounts that systemd and mount(8) start")
     actions = p.add_subparsers(required=True, metavar="ACTION")
     a = command(actions, "install", "put the unit files where they belong, with the path of this program")
+    a.add_argument("--system", action="store_true", dest="for_root", help="for root's systemd and for mount(8)")
     a.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="write below DIR instead of /")
     a.set_defaults(run=_install)
 
@@ -108,10 +109,11 @@ def _files(system: bool) -> list[_File]:
 
 
 def _install(args: argparse.Namespace) -> int:
-    if args.system and os.geteuid() != 0 and args.root == Path("/"):
+    system = args.system or args.for_root
+    if system and os.geteuid() != 0 and args.root == Path("/"):
         raise Failure("--system writes to /etc and /sbin: type it as root")
     program = _program()
-    for file in _files(args.system):
+    for file in _files(system):
         text = resources.files("vfsd").joinpath("systemd", file.source).read_text()
         # A unit's way to quote (systemd.service(5)) is not the shell's.
         text = text.replace(PACKAGED, shlex.quote(program) if file.executable else _quoted(program))
@@ -120,8 +122,8 @@ def _install(args: argparse.Namespace) -> int:
         target.write_text(text)
         target.chmod(0o755 if file.executable else 0o644)
         print(f"wrote {target}")
-    systemctl = "systemctl" if args.system else "systemctl --user"
-    print(f"a mount for {config_home()}/NAME.toml: {systemctl} daemon-reload && {systemctl} enable --now vfsd@NAME")
+    systemctl, home = ("systemctl", "/etc/vfsd") if system else ("systemctl --user", config_home())
+    print(f"a mount for {home}/NAME.toml: {systemctl} daemon-reload && {systemctl} enable --now vfsd@NAME")
     return 0
 
 
