@@ -364,6 +364,7 @@ class Daemon:
             **entry,
             **self._door.counters(),
             "uptime": time.time() - self.started,
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
             "counters": counters,
             "kernel": self._fuse.counters(),
             "operations": {"fuse": self._fuse.tally.plain(), "rpc": self._door.tally.plain()},
