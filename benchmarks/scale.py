@@ -6,8 +6,8 @@ For each size a tree of small files is made: the first and the last thousand thr
 daemon; then it is mounted, walked, searched and removed. In a mount namespace of its own (``unshare -m python -m ...``)
 no container started meanwhile keeps the mount. ``cpu`` is processor
 time of the daemon, which other work on the machine does not change much; ``wall`` is what the program waits. ``held``
-is the daemon's own memory (RssAnon) beyond that of an empty mount, in bytes a file. ``stall`` is the longest that a
-program waited for one statfs(2) of the mount, asked every few milliseconds meanwhile.
+is the daemon's own memory (RssAnon) beyond that of an empty mount, in bytes a file. ``stall`` is the longest that the
+daemon worked before it answered a statfs(2), one of which is asked every few milliseconds.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ class Mount:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def loop_processor(self) -> float:
+        """The same of the thread that serves, to the nanosecond."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
     def memory(self) -> int:
         """Bytes of memory that are the daemon's alone."""
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -75,19 +79,32 @@ class Mount:
 
 
 class Heart:
-    """Asks the mount something it must answer itself every few milliseconds; ``worst`` is the longest wait, seconds."""
+    """Asks the mount for a statfs(2) every few milliseconds; ``waits``: how long the daemon worked before it answered.
 
-    def __init__(self, point: Path) -> None:
-        self.worst = 0.0
-        self._point = str(point)
+    In seconds of its processor time: what other programs take meanwhile is not its doing.
+    """
+
+    def __init__(self, mount: Mount) -> None:
+        self.waits: list[float] = []
+        self._mount = mount
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def _beat(self) -> None:
+        point = str(self._mount.point)
         while not self._stop.wait(BEAT_S):
-            began = time.perf_counter()
-            os.statvfs(self._point)
-            self.worst = max(self.worst, time.perf_counter() - began)
+            had = self._mount.loop_processor()
+            os.statvfs(point)
+            self.waits.append(self._mount.loop_processor() - had)
+
+    @property
+    def worst(self) -> float:
+        """The longest wait, seconds."""
+        return max(self.waits, default=0.0)
+
+    def percentile(self, part: float) -> float:
+        """What that part of the waits were no longer than."""
+        return sorted(self.waits)[int(len(self.waits) * part)] if self.waits else 0.0
 
     def __enter__(self) -> Heart:
         self._thread.start()
@@ -123,7 +140,7 @@ class Report:
 
     def take(self, what: str, count: int, work: Callable[[], object]) -> None:
         """Measure ``work``, while a heart beats."""
-        with Heart(self.mount.point) as heart:
+        with Heart(self.mount) as heart:
             began, had = time.perf_counter(), self.mount.processor()
             work()
             wall, cpu = time.perf_counter() - began, self.mount.processor() - had
@@ -137,19 +154,25 @@ def _create(names: list[str]) -> None:
         os.close(fd)
 
 
-async def _fill(place: Path, paths: list[str]) -> None:
-    """Make the files in a volume that is not mounted."""
+async def fill(place: Path, paths: list[str]) -> None:
+    """Make files, by their paths in the tree, and their directories in a volume that is not mounted."""
     caller = Caller(os.geteuid(), os.getegid(), 0, "rpc")
     volume = StateVolume(0, SqliteBackend(place), Feed(), time.time_ns)
-    directories: dict[str, int] = {}
+    directories = {"": volume.root_ino}
+
+    def directory(path: str) -> int:
+        if path not in directories:
+            above, _, name = path.rpartition("/")
+            at = directory(above)
+            try:
+                directories[path] = volume.lookup(at, name.encode()).ino
+            except FileNotFoundError:
+                directories[path] = volume.mkdir(at, name.encode(), 0o755, caller).ino
+        return directories[path]
+
     for i, path in enumerate(paths, 1):
-        directory, _, name = path.rpartition("/")
-        if directory not in directories:
-            at = volume.root_ino
-            for part in directory.rsplit("/", 2)[1:]:
-                at = volume.lookup(at, part.encode()).ino
-            directories[directory] = at
-        volume.create_file(directories[directory], name.encode(), 0o644, PAGE, caller)
+        above, _, name = path.rpartition("/")
+        volume.create_file(directory(above), name.encode(), 0o644, PAGE, caller)
         if i % 25_000 == 0:
             await volume.maintain()
             while volume.evict():
@@ -176,7 +199,8 @@ def _measure(base: Path, files: int, per: int, engine: str) -> None:
         report.umount()
         began, had = time.perf_counter(), time.process_time()
         (volume,) = base.glob("state/vfsd/default/threads/*/root")
-        trio.run(_fill, volume, paths[sample : files - sample])
+        inside = [os.path.relpath(path, mount.point) for path in paths[sample : files - sample]]
+        trio.run(fill, volume, inside)
         report.line("create without a daemon", time.perf_counter() - began, time.process_time() - had, files)
         mount.up()
         report.line("mount", mount.took, mount.processor(), 0)
