@@ -112,11 +112,17 @@ def with_tree(volumes: Sequence[Volume], use: Callable[[Tree], T]) -> T:
                     await volume.maintain()
 
         async def main() -> T:
+            failure: BaseException | None = None
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stay_small, table.volumes)
                 nursery.start_soon(fold)
-                result = await trio.to_thread.run_sync(use, tree)
+                try:
+                    result = await trio.to_thread.run_sync(use, tree)
+                except BaseException as exc:  # raised outside: the nursery would make a group of it
+                    failure = exc
                 nursery.cancel_scope.cancel()
+            if failure is not None:
+                raise failure
             return result
 
         return trio.run(main)
