@@ -67,6 +67,9 @@ class Mounts:
             yield daemon, path
         assert daemon.unexpected() == []
 
+    def running(self) -> list[Daemon]:
+        return list(self._daemons.values())
+
     def stop(self) -> None:
         try:
             for daemon in self._daemons.values():

@@ -109,6 +109,8 @@ class TreeVolume(Residency):
         """ENOENT, ENOTDIR, ENAMETOOLONG, ESTALE."""
         directory = self.tree.nodes.get(parent & NODE_MASK)
         if directory is None or directory.children is None:
+            if name == b".":  # asked of files too, by who opens them by handle
+                return self._node(parent)
             directory = self._dir(parent)
         assert directory.children is not None
         node = directory.children.get(name)

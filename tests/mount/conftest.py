@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from mounted import Mounted
+from trees import Mounts
 
 
 @pytest.fixture(params=["native", "pyfuse3"])
@@ -40,3 +42,20 @@ def mount(engine: str) -> Iterator[Callable[..., Mounted]]:
 def tree(mount: Callable[..., Mounted]) -> Mounted:
     """A mounted tree in memory."""
     return mount()
+
+
+@pytest.fixture(scope="session")
+def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
+    """Real daemons whose mounts other users may enter, shared as ``mounts`` are."""
+    mounts = Mounts(tmp_path_factory, "--allow-other")
+    yield mounts
+    mounts.stop()
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """A directory of the host's file system, to compare with."""
+    place = tempfile.mkdtemp(prefix="vfsd-host-")
+    os.chmod(place, 0o755)
+    yield place
+    shutil.rmtree(place)

@@ -8,7 +8,6 @@ import os
 import shutil
 import struct
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,26 +51,11 @@ def shown(path: str) -> str:
     return " / ".join(found)
 
 
-@pytest.fixture(scope="module")
-def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
-    mounts = Mounts(tmp_path_factory, "--allow-other")
-    yield mounts
-    mounts.stop()
-
-
 @pytest.fixture(params=["mount-native-state", "mount-native-local", "mount-pyfuse3-memory"])
 def where(request: pytest.FixtureRequest, open_to_all: Mounts) -> Iterator[str]:
     with open_to_all.directory(request.param) as (daemon, path):
         os.chmod(f"{daemon.point}{path}", 0o755)
         yield f"{daemon.point}{path}"
-
-
-@pytest.fixture
-def host() -> Iterator[str]:
-    place = tempfile.mkdtemp(prefix="vfsd-acl-")
-    os.chmod(place, 0o755)
-    yield place
-    shutil.rmtree(place)
 
 
 def code(do: Callable[[], object]) -> str:

@@ -93,6 +93,12 @@ def test_whiteouts_are_refused(tree: Mounted, fd: int) -> None:
     os.close(fd)
 
 
+def test_an_offset_may_be_beyond_the_largest_file(tree: Mounted, fd: int) -> None:
+    assert os.lseek(fd, 1 << 62, os.SEEK_SET) == 1 << 62
+    assert os.read(fd, 10) == b""
+    os.close(fd)
+
+
 def test_what_fallocate_does_with_each_engine(tree: Mounted, engine: str, fd: int) -> None:
     for mode in (COLLAPSE_RANGE, INSERT_RANGE, UNSHARE_RANGE):
         assert fallocate(fd, mode) == errno.EOPNOTSUPP
