@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,42 @@ def test_an_agent_on_the_same_tables_made_by_us(tmp_path: Path) -> None:
     with sqlite_store(tmp_path / "theirs.db"):
         pass
     assert schema(tmp_path / "ours" / "store.db") == schema(tmp_path / "theirs.db")
+
+
+def test_names_of_one_file_that_an_app_writes(mounted: Callable[..., Path], backend: Any) -> None:
+    """The mounts bring all names to what one of them got, and never over what the app wrote since."""
+    one, two = mounted("one"), mounted("two")
+    (one / "a").write_text("0\n")
+    os.link(one / "a", one / "b")
+    wait_until(lambda: os.stat(two / "b").st_nlink == 2)
+    for n in (1, 3, 5):
+        backend.write("/b", f"{n}\n")
+        wait_until(lambda n=n: (one / "a").read_text() == f"{n}\n")
+        backend.write("/a", f"{n + 1}\n")
+        time.sleep(1.5)
+        for read in (
+            lambda: (one / "b").read_text(),
+            lambda: (two / "a").read_text(),
+            lambda: backend_text(backend, "/b"),
+        ):
+            wait_until(lambda read=read, n=n: read() == f"{n + 1}\n")
+        assert backend_text(backend, "/a") == f"{n + 1}\n"
+    assert os.stat(two / "a").st_ino == os.stat(two / "b").st_ino
+
+
+def backend_text(backend: Any, path: str) -> str:
+    return str(backend.read(path).file_data["content"])
+
+
+def test_a_file_where_a_directory_is_needed(mounted: Callable[..., Path], place: Place) -> None:
+    m = mounted()
+    value = {"content": "file", "encoding": "utf-8", "created_at": "", "modified_at": ""}
+    place[1].put(NAMESPACE, "/f", dict(value))
+    wait_until(lambda: (m / "f").read_text() == "file")
+    place[1].put(NAMESPACE, "/f/g", dict(value, content="below"))
+    wait_until(lambda: (m / "f" / "g").read_text() == "below")
+    place[1].delete(NAMESPACE, "/f/g")
+    wait_until(lambda: (m / "f").read_text() == "file")
 
 
 def test_links_that_others_made_or_changed(world: World, tmp_path: Path) -> None:

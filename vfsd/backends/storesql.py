@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from vfsd.backends import items
 from vfsd.backends.remote import ABSENT, ANY, Expect, Found, Moved, News, RemoteError, fail, shown
-from vfsd.backends.store import StoreRemote
+from vfsd.backends.store import MOVING, StoreRemote
 
 _ASIDE = "!moving "
 
@@ -89,6 +89,9 @@ class SqlRemote(StoreRemote):
         # Not only those seen before: what was put here since, and removed by others, was in no look yet.
         changed += [key for path in known if (key := _key(path)) not in tokens]
         changed = list({**dict.fromkeys(changed), **dict.fromkeys(map(_key, again))})
+        for key in changed:
+            if key not in ("/", MOVING) and items.path_of(key) is None:
+                self._say_odd(key, "its key is no path of a file")
         for path, found in self._get_many([k for k in changed if k == "/" or items.path_of(k) is not None]):
             if found is None:
                 if path in known:

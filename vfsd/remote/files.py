@@ -378,8 +378,32 @@ class RemoteFiles(RemoteReads):
                 await self._flush(node)
         await self._settle_dirs()
 
+    async def _follow_names(self, node: Node) -> None:
+        """Give all names of a file the content that one of them got elsewhere, unless somebody has been there since."""
+        self._following.discard(node.id)
+        if node.id in self._dirty or not node.nlink or self.read_only:
+            return
+        if node.id in self._absent:
+            await self._fetch(node)
+        source = await self._source(node)
+        for path in self._paths(node):
+            known = self._known.get(path)
+            if known is None or known.digest in (None, source.digest):
+                continue
+            try:
+                await self._send(path, source, self._meta(node), known.digest)
+            except OSError as exc:
+                if exc.errno != errno.ESTALE:
+                    self._following.add(node.id)
+                    raise
+                await self._refresh(path)
+
     async def settle(self) -> None:
         """Bring out what nobody has open any more (written through a map, say), and times of directories."""
+        for number in list(self._following):
+            async with self.lane.part(number):
+                if (followed := self.tree.nodes.get(number)) is not None:
+                    await self._follow_names(followed)
         for number in list(self._dirty):
             node = self.tree.nodes.get(number)
             if node is not None and not self._writers(node):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vfsd.backends.remote import Meta
+from vfsd.backends.remote import ERRNOS, Meta, RemoteError
+
+log = logging.getLogger(__name__)
 
 
 class Known(NamedTuple):
@@ -33,6 +37,16 @@ class Etags(Mapping[bytes, Hashable]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def answer(exc: Exception, kind: str, what: str, who: str) -> OSError:
+    """A refusal as it is; all else as EIO, with the reason in the log, and the trace of what nobody expects."""
+    if isinstance(exc, OSError) and exc.errno in ERRNOS:
+        return exc
+    reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
+    expected = isinstance(exc, (OSError, RemoteError)) or type(exc).__module__.partition(".")[0] != "builtins"
+    log.warning("%s: %s: %s", who, what, reason, exc_info=None if expected else exc)
+    return OSError(errno.EIO, f"{kind}: {what}: {reason}")
 
 
 def scratch_file(directory: Path | None) -> int | None:

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,14 +22,14 @@ import trio
 import xxhash
 
 from vfsd.backends.memory import MemoryBackend
-from vfsd.backends.remote import ERRNOS, Found, Meta, Remote, RemoteError, shown, split
+from vfsd.backends.remote import Found, Meta, Remote, shown, split
 from vfsd.core import plans
 from vfsd.core.changes import Change, Drop, Put, Write, Xattr, Zero
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, ROOT_NODE, Caller, StatFs
 from vfsd.feed import Feed
-from vfsd.remote.known import Etags, Known, scratch_file
+from vfsd.remote.known import Etags, Known, answer, scratch_file
 from vfsd.remote.lane import Lane
 from vfsd.volume import TreeVolume
 
@@ -87,7 +87,9 @@ class RemoteTree(TreeVolume):
         self._fresh_until: dict[int, float] = {}
         self._touched: dict[bytes, int] = {}
         self._round = 0
-        self._again: Collection[bytes] = ()
+        self._again: set[bytes] = set()
+        self._covered: set[bytes] = set()
+        self._following: set[int] = set()
         self._space: StatFs | None = None
         self._changers = trio.CapacityLimiter(THREADS)
         self._threads = trio.CapacityLimiter(THREADS)
@@ -115,15 +117,7 @@ class RemoteTree(TreeVolume):
                 limiter=self._changers if wait else self._threads,
             )  # fmt: skip
         except Exception as exc:
-            raise self._answer(what, exc) from exc
-
-    def _answer(self, what: str, exc: Exception) -> OSError:
-        if isinstance(exc, OSError) and exc.errno in ERRNOS:
-            return exc
-        reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
-        expected = isinstance(exc, (OSError, RemoteError)) or type(exc).__module__.partition(".")[0] != "builtins"
-        log.warning("route %s: %s: %s", self.label, what, reason, exc_info=None if expected else exc)
-        return OSError(errno.EIO, f"{self.kind}: {what}: {reason}")
+            raise answer(exc, self.kind, what, f"route {self.label}") from exc
 
     def _need_loaded(self) -> None:
         """EIO with the reason while the remote was never read."""
@@ -200,12 +194,12 @@ class RemoteTree(TreeVolume):
     async def bring_in(self) -> None:
         """Take in what others changed since the last time."""
         self._round += 1
-        mine, again = self._round, self._again
+        mine, again = self._round, frozenset(self._again)
         known = Etags(dict(self._known))
         news = await trio.to_thread.run_sync(
             self.remote.poll, known, again, limiter=self._threads, abandon_on_cancel=True
         )
-        self._again = ()
+        self._again -= again
         if news is None:
             return
         # What we changed ourselves since the question was asked is newer than the answer.
@@ -215,9 +209,9 @@ class RemoteTree(TreeVolume):
                 newer = {path for path in paths if self._touched.get(path, 0) >= mine}
                 found = [f for f in news.found if f.path not in newer]
                 await self._absorb_gently(found, [path for path in news.gone if path not in newer])
-                self._again = newer
+                self._again |= newer
         else:
-            self._again = paths
+            self._again |= paths
         self._touched = {path: n for path, n in self._touched.items() if n >= mine}
 
     async def settle(self) -> None:
@@ -283,7 +277,9 @@ class RemoteTree(TreeVolume):
                 self._cached_bytes -= self._cached.pop(node, 0)
                 self._version.pop(node, None)
                 self._fresh_until.pop(node, None)
-                for known in (self._absent, self._dirty, self._unlisted, self._explicit, self._stale_dirs):
+                for known in (
+                    self._absent, self._dirty, self._unlisted, self._explicit, self._stale_dirs, self._following,
+                ):  # fmt: skip
                     known.discard(node)
 
     def _ensure_dir(self, path: bytes) -> Node:
@@ -294,7 +290,9 @@ class RemoteTree(TreeVolume):
                 continue
             child = node.children.get(part) if node.children else None
             if child is not None and not child.is_dir:
-                self._take_out(self.tree.path(child) or b"")
+                at = self.tree.path(child) or b""
+                self._take_out(at)
+                self._cover(at)
                 child = None
             if child is None:
                 number = self.tree.next_node
@@ -316,10 +314,7 @@ class RemoteTree(TreeVolume):
         above, name = split(f.path)
         node_at = self.find(f.path)
         if node_at is not None and node_at.is_dir:
-            if f.path not in self._known:
-                log.warning(
-                    "route %s: the file %r is not shown: there are files below it", self.label, os.fsdecode(f.path)
-                )
+            self._cover(f.path)
             self._known[f.path] = Known(f.etag, None, f.size, None)
             return
         parent = self._ensure_dir(above)
@@ -336,6 +331,8 @@ class RemoteTree(TreeVolume):
         if node_at is None and linked is not None and linked in self.tree.nodes:
             self._apply("remote", plans.link(self.tree, self.tree.nodes[linked], parent, name, self._clock()))
             node_at = self.tree.nodes[linked]
+        # Of two names that others wrote, the later one's content is the file's.
+        stays = node_at is not None and node_at.id in self._following and f.mtime_ns < node_at.mtime_ns
         if node_at is None:
             node_at = self._make_found(f, parent, name, mode)
         elif (
@@ -343,12 +340,12 @@ class RemoteTree(TreeVolume):
             and node_at.id not in self._dirty
             and (digest is None or known is None or known.digest != digest)
         ):
-            self._set_content(node_at, f)
+            if not stays:
+                self._set_content(node_at, f)
             if node_at.nlink > 1:
                 # One name was written elsewhere; the others have items of their own, which are to follow.
-                self._dirty.add(node_at.id)
-                self._set_meta(node_at, f.meta, always=True)
-        if f.meta is not None and (known is None or known.meta != f.meta):
+                self._following.add(node_at.id)
+        if f.meta is not None and not stays and (known is None or known.meta != f.meta):
             self._set_meta(node_at, f.meta)
         if f.meta is not None and f.meta.link:
             self._links[f.meta.link] = node_at.id
@@ -392,13 +389,19 @@ class RemoteTree(TreeVolume):
         self._apply("remote", changes)
         self._evict()
 
-    def _set_meta(self, node: Node, m: Meta | None, *, always: bool = False) -> None:
+    def _cover(self, path: bytes) -> None:
+        """A file gives way to a directory: there are files below it."""
+        if path not in self._covered:
+            self._covered.add(path)
+            log.warning("route %s: the file %r is not shown: there are files below it", self.label, os.fsdecode(path))
+
+    def _set_meta(self, node: Node, m: Meta | None) -> None:
         if m is None:
             return
         changes: list[Change] = []
         now = (node.mode, node.uid, node.gid, node.atime_ns, node.mtime_ns, node.ctime_ns)
         to = (m.mode, m.uid, m.gid, m.atime_ns, m.mtime_ns, m.ctime_ns)
-        if now != to and (always or node.id not in self._dirty):
+        if now != to and node.id not in self._dirty:
             changes.append(
                 plans.put(node, 0)._replace(
                     mode=m.mode, uid=m.uid, gid=m.gid, atime_ns=m.atime_ns, mtime_ns=m.mtime_ns, ctime_ns=m.ctime_ns
@@ -433,8 +436,12 @@ class RemoteTree(TreeVolume):
         while node.id != ROOT_NODE and node.id not in self._explicit and not node.children and node.parent is not None:
             if node.id in self._unlisted:
                 return
-            parent = node.parent
+            parent, path = node.parent, self.tree.path(node) or b""
             self._apply("remote", plans.rmdir(self.tree, parent, node.name, self._clock()))
+            if path in self._covered:
+                self._covered.discard(path)
+                self._known.pop(path, None)
+                self._again.add(path)
             node = parent
 
     # -- contents in memory
