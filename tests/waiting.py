@@ -49,7 +49,7 @@ def open_remote(remote: Remote, feed: Feed | None = None, *, base: int = 0, read
     """A started volume of a remote."""
     owner = (os.geteuid(), os.getegid())
     volume = RemoteVolume(base, remote, feed or Feed(), owner=owner, read_only=read_only)
-    volume.start()
+    volume.start(60.0)
     return Waiting(volume)
 
 
