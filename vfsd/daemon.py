@@ -429,7 +429,8 @@ class Daemon:
             self._serving.cancel()
         except OSError as exc:
             users = await trio.to_thread.run_sync(mounts.holders, self.mountpoint)
-            log.warning("%s; cutting off %s", exc.strerror, ", ".join(f"pid {u.pid} ({u.comm})" for u in users))
+            whom = ", ".join(f"pid {u.pid} ({u.comm})" for u in users) or "other mount namespaces"
+            log.warning("%s; cutting off %s", exc.strerror, whom)
             self._serving.cancel()
 
     async def _watchdog(self, vfs: Vfs) -> None:
