@@ -181,6 +181,33 @@ def test_regression_a_forged_file_handle_does_not_end_the_mount(tree: Mounted) -
         assert file.read() == "data"
 
 
+@as_root
+def test_file_handles_outlive_the_mount(mount: Callable[..., Mounted], tmp_path: Path) -> None:
+    """name_to_handle_at(2), and open_by_handle_at(2) when nothing of the tree has been looked up."""
+    first = mount(database=tmp_path / "db")
+    os.mkdir(first / "d")
+    handles = []
+    for name in ("d/f", "d/gone"):
+        with open(first / name, "w") as file:
+            file.write("data")
+        handle = ctypes.create_string_buffer(struct.pack("<Ii", 128, 0) + bytes(128))
+        assert libc.name_to_handle_at(-100, os.fsencode(first / name), handle, ctypes.byref(ctypes.c_int()), 0) == 0
+        handles.append(handle)
+    os.unlink(first / "d/gone")
+    first.stop()
+    second = mount(database=tmp_path / "db")
+    directory = os.open(second.path, os.O_RDONLY)
+    try:
+        fd = libc.open_by_handle_at(directory, handles[0], os.O_RDONLY)
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+        assert os.read(fd, 10) == b"data"
+        os.close(fd)
+        assert libc.open_by_handle_at(directory, handles[1], os.O_RDONLY) == -1
+        assert ctypes.get_errno() == errno.ESTALE
+    finally:
+        os.close(directory)
+
+
 def test_lookups_are_given_back(tree: Mounted) -> None:
     os.mkdir(tree / "d")
     for i in range(500):
