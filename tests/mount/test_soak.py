@@ -24,6 +24,10 @@ from agenttools.client import Client
 
 SECONDS = float(os.environ.get("VFSD_SOAK_MINUTES", "0.1")) * 60
 FILES = 400
+SPARE = 3
+"""Descriptors that may come on top: SQLite keeps those of closed connections for the next ones while another connection
+has the file open (unix.c, pending closes), so there are as many as were ever open at once."""
+
 GROWTH = 12 << 20
 """Bytes of memory that may come on top: what an allocator does not give back, not what is kept for each operation."""
 
@@ -54,6 +58,13 @@ def held(daemon: Daemon) -> dict[str, int]:
         "nodes": status["counters"]["nodes"],
         "memory": int((proc / "status").read_text().partition("RssAnon:")[2].split()[0]) * 1024,
     }
+
+
+def files(daemon: Daemon) -> list[str]:
+    """What the daemon has open."""
+    assert daemon.process is not None
+    place = f"/proc/{daemon.process.pid}/fd"
+    return sorted(os.readlink(f"{place}/{fd}") for fd in os.listdir(place))
 
 
 class Work:
@@ -137,7 +148,8 @@ def rested(daemon: Daemon, usual: dict[str, int] | None = None) -> dict[str, int
         time.sleep(0.5)
         before, counted = counted, held(daemon)
         still = all(before.get(key) == counted[key] for key in counted if key != "memory")
-        if still and (usual is None or all(counted[key] <= usual[key] for key in usual if key != "memory")):
+        counts = ("handles", "connections", "tasks", "nodes")
+        if still and (usual is None or all(counted[key] <= usual[key] for key in counts)):
             break
     return dict(counted)
 
@@ -153,5 +165,5 @@ def test_nothing_grows(daemon: Daemon) -> None:
     after = rested(daemon, usual)
     print(f"before {usual}\nafter {after}")
     for key in ("descriptors", "handles", "connections", "tasks", "nodes"):
-        assert after[key] <= usual[key], (key, usual, after)
+        assert after[key] <= usual[key] + (SPARE if key == "descriptors" else 0), (key, usual, after, files(daemon))
     assert after["memory"] <= usual["memory"] + GROWTH, (usual, after)
