@@ -196,7 +196,7 @@ def test_the_log_as_json(world: World) -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
     assert all(set(line) == {"time", "level", "logger", "line", "message"} for line in lines)
     mounted = next(line for line in lines if line["message"].startswith("mounted default on"))
-    assert (mounted["level"], mounted["logger"]) == ("info", "vfsd") and mounted["time"].endswith("+00:00")
+    assert (mounted["level"], mounted["logger"]) == ("info", "vfsd.daemon") and mounted["time"].endswith("+00:00")
     assert any(line["level"] == "warning" and "/broken/" in line["message"] for line in lines)
 
 
@@ -211,7 +211,7 @@ def test_stacks_of_tasks_and_threads(world: World) -> None:
         client.call("approve", question=question["id"])
         waiting.join(20)
     said = log.read_text()
-    assert re.search(r"^\S+ \S+ INFO vfsd:\d+: all stacks:$", said, re.MULTILINE)
+    assert re.search(r"^\S+ \S+ INFO vfsd\.process\.logs:\d+: all stacks:$", said, re.MULTILINE)
     for what in ("task vfsd.doors.rpc.RpcDoor.serve", "approvals.py", "thread vfsd-notify", "thread MainThread"):
         assert what in said, said
 

@@ -150,6 +150,18 @@ def test_what_can_not_be_changes_nothing(world: World, file: File) -> None:
     assert world.refused("reload").endswith("vfsd.toml: No such file or directory; all is as it was before")
 
 
+def test_a_route_with_a_quota_does_not_go(world: World, file: File) -> None:
+    file.write(route("/q/"), '[quotas."/q/"]\nfiles = 3\n')
+    file.mount()
+    with file.client() as client:
+        with pytest.raises(OSError, match="route /q/ can't go: quota for /q/: no such route; there are /, "):
+            client.call("route", action="remove", prefix="/q/")
+        assert state(client) == (["/", "/q/"], [])
+        rule = {"operations": ["write"], "paths": ["/x"], "mode": "deny"}
+        client.call("rules_set", owner="somebody", rules=[rule])
+        assert state(client) == (["/", "/q/"], ["/x"])
+
+
 def test_what_the_command_line_said_stays(world: World, file: File) -> None:
     file.path.write_text('thread = "t1"\n' + BASE)
     file.mount("--thread", "mine", "--route", "/x/=memory")

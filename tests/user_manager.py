@@ -33,7 +33,9 @@ control group for its own, so it gets one, in each hierarchy there is (one, or w
 
 
 class UserManager:
-    """The manager of user ``uid``, by way of the command ``enter``. Its directories are made below ``base``.
+    """The manager of user ``uid``, in namespaces that the command ``enter`` enters, or in one of its own.
+
+    Its directories are made below ``base``.
 
     What root's services mount is seen below ``root``.
     """
@@ -52,10 +54,11 @@ class UserManager:
         self._log = base / "manager.log"
         with open(self._log, "w") as log:
             self._process = subprocess.Popen(
-                [*enter, "unshare", "--mount", "sh", "-c", _START % SYSTEMD],
+                [*(enter or ["unshare", "--mount"]), "sh", "-c", _START % SYSTEMD],
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.root = Path(f"/proc/{self._process.pid}/root")
+        self._enter = [*(enter or ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt"])]
         try:
             self.wait(lambda: (run / "systemd/private").exists())
         except BaseException:
@@ -65,14 +68,23 @@ class UserManager:
     def run(self, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """A command where the services are."""
         done = subprocess.run(
-            ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", *self._as, *command],
+            [*self._enter, *self._as, *command],
             env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
         assert code is None or done.returncode == code, (done, self.log())
         return done
 
     def systemctl(self, *args: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        return self.run("systemctl", "--user", *args, code=code)
+        """A manager that is busy may drop the connection that asks; asking again does nothing twice."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            done = self.run("systemctl", "--user", *args, code=None)
+            if "Transport endpoint is not connected" not in done.stderr or time.monotonic() > deadline:
+                break
+            assert self._process.poll() is None, self.log()
+            time.sleep(0.2)
+        assert code is None or done.returncode == code, (done, self.log())
+        return done
 
     def show(self, unit: str, what: str) -> str:
         """One property of a unit."""
@@ -89,7 +101,7 @@ class UserManager:
 
     def stop(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
+            self.run("systemctl", "--user", "exit", code=None)
         try:
             self._process.wait(SECONDS)
         except subprocess.TimeoutExpired:

@@ -270,6 +270,7 @@ class Daemon:
         )
         live = LiveRoutes(config, self.mountpoint, vfs.table, vfs.feed, self._volume)
         live.changed = lambda: self._routes_changed(vfs)
+        live.prepare = lambda routes: self.rulebook.prepare(self.rulebook.spec, routes)
         self._reloader = Reloader(config, self._reread, live, self.rulebook, self.checkpoints, self._apply)
         rpcroutes.serve(live)
         rpccontrol.serve(self)

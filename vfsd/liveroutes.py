@@ -96,6 +96,8 @@ class LiveRoutes:
         self._nursery: trio.Nursery | None = None
         self._following: dict[int, trio.CancelScope] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.prepare: Prepare = lambda routes: lambda: None
+        """What stays in force when routes have gone; ValueError when it can't."""
 
     async def follow(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run what the volumes that wait have to do, until cancelled."""
@@ -129,7 +131,10 @@ class LiveRoutes:
 
     async def remove(self, prefix: str) -> None:
         """Take a route out of the tree. ENOENT, EBUSY while a file of it is open or a route is mounted in it."""
-        await self.change([], ["/" + "".join(part + "/" for part in prefix.split("/") if part)])
+        try:
+            await self.change([], ["/" + "".join(part + "/" for part in prefix.split("/") if part)], self.prepare)
+        except ValueError as exc:
+            raise OSError(errno.EBUSY, f"route {prefix} can't go: {exc}") from None
 
     async def change(
         self, add: Sequence[RouteSpec], remove: Sequence[str], prepare: Prepare = lambda routes: lambda: None

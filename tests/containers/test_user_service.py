@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +32,8 @@ def test_a_service_is_ready_restarts_and_ends(manager: UserManager) -> None:
     manager.systemctl("start", "vfsd@mine.service")
     manager.run("sh", "-c", 'echo x > "$HOME/vfs/mine/kept"')
     pid = manager.show("vfsd@mine.service", "MainPID")
-    assert Path(f"/proc/{pid}").stat().st_uid == USER
-    os.kill(int(pid), signal.SIGKILL)
+    assert manager.run("stat", "-c", "%u", f"/proc/{pid}").stdout == f"{USER}\n"
+    manager.run("kill", "-KILL", pid)
     manager.wait(lambda: manager.show("vfsd@mine.service", "NRestarts") == "1")
     manager.wait(lambda: manager.show("vfsd@mine.service", "ActiveState") == "active")
     assert manager.run("sh", "-c", 'cat "$HOME/vfs/mine/kept"').stdout == "x\n"
