@@ -7,6 +7,7 @@ import random
 import shutil
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from benchmarks.columns import Column
 
 SMALL = b"x" * 4096
+C_FILES = 40
 Row = tuple[str, float]
 
 
@@ -109,7 +111,7 @@ def large_file(column: Column, mib: int) -> Iterator[Row]:
 
 
 def programs(column: Column, repository: Path) -> Iterator[Row]:
-    """git, tar and SQLite at work on a repository."""
+    """git, tar and SQLite at work on a repository; pip into a new environment, and a C compiler."""
     clone, tree = column.path / "clone", column.path / "tree"
     git = ["git", "-c", "gc.auto=0"]
 
@@ -129,6 +131,26 @@ def programs(column: Column, repository: Path) -> Iterator[Row]:
     shutil.rmtree(clone)
     shutil.rmtree(tree)
     archive.unlink()
+    environment = column.path / "environment"
+    yield "python -m venv, with its pip install", run(sys.executable, "-m", "venv", environment)
+    shutil.rmtree(environment)
+    if shutil.which("make") and shutil.which("cc"):
+        sources = column.path / "sources"
+        _c_project(sources)
+        yield f"make -j2, {C_FILES} C files", run("make", "-s", "-j2", cwd=sources)
+        shutil.rmtree(sources)
+
+
+def _c_project(directory: Path) -> None:
+    """A program of C_FILES files that share a header."""
+    directory.mkdir()
+    (directory / "all.h").write_text("".join(f"int f{n}(int);\n" for n in range(C_FILES)))
+    for n in range(C_FILES):
+        body = f'int f{n}(int x) {{ return x > {n} ? f{(n + 1) % C_FILES}(x - 1) : printf("%d\\n", x); }}'
+        main = "int main(void) { return f0(1) < 0; }" if n == 0 else ""
+        (directory / f"f{n}.c").write_text(f'#include <stdio.h>\n#include "all.h"\n{body}\n{main}\n')
+    objects = " ".join(f"f{n}.o" for n in range(C_FILES))
+    (directory / "Makefile").write_text(f"program: {objects}\n\tcc -o $@ $^\n%.o: %.c all.h\n\tcc -c -o $@ $<\n")
 
 
 def _transactions(directory: Path, mode: str) -> None:
