@@ -151,3 +151,45 @@ def test_a_confined_command_has_no_door_to_go_back_by(daemon: Daemon) -> None:
     assert ran.error is None and not ran.output.strip(), ran.output
     ran = tools.execute(daemon.client, f"test -e {daemon.socket} && echo there", view="mount", profile="open")
     assert ran.output == "there\n", "what the test looks for is there for a command that is not confined"
+
+
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_every_name_of_a_file_that_would_change_counts(daemon: Daemon, kept_first: bool) -> None:
+    for directory in ("kept", "work") if kept_first else ("work", "kept"):
+        (daemon.point / directory).mkdir()
+    write(daemon, "/kept/policy", "old")
+    os.link(daemon.point / "kept/policy", daemon.point / "work/policy")
+    mark = held(daemon)
+    write(daemon, "/kept/policy", "new")
+    rules(daemon, RULE)
+    assert checkpoints.restore(daemon.client, mark).error == SENTENCE.format("/kept/policy", "deny")
+    assert (daemon.point / "work/policy").read_text() == "new"
+
+
+@pytest.mark.parametrize("change", ["content", "linked", "unlinked", "moved along"])
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_a_patch_shows_no_file_that_may_not_be_read_by_another_name(
+    daemon: Daemon, kept_first: bool, change: str
+) -> None:
+    for directory in ("kept", "work") if kept_first else ("work", "kept"):
+        (daemon.point / directory).mkdir()
+    kept, work = daemon.point / "kept/secret", daemon.point / "work/secret"
+    write(daemon, "/kept/secret", "a secret\n")
+    write(daemon, "/kept/in/secret", "a secret\n")
+    if change in ("content", "unlinked"):
+        os.link(kept, work)
+    mark = held(daemon)
+    if change == "content":
+        write(daemon, "/kept/secret", "another secret\n")
+    elif change == "linked":
+        os.link(kept, work)
+    elif change == "unlinked":
+        work.unlink()
+    else:
+        (kept.parent / "in").rename(work.parent / "in")
+        write(daemon, "/work/in/secret", "public\n")
+    rules(daemon, {"operations": ["read"], "paths": ["/kept/**"], "mode": "deny"})
+    shown = checkpoints.diff(daemon.client, mark, patch=True)
+    assert shown.error is None and "secret\n" not in shown.text.replace("/secret\n", ""), shown.text
+    assert not shown.data["complete"]
+    assert "secret\n" in daemon.vfsd("checkpoint", "diff", "--name", "test", "--patch", mark).stdout

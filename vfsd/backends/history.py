@@ -255,6 +255,13 @@ class Past:
             parts.append(link[1])
         return b"/" + b"/".join(reversed(parts))
 
+    def paths(self, node: int) -> Iterator[bytes]:
+        """Every path of the node."""
+        for parent, name in self.links(node):
+            above = self.path(parent)
+            if above is not None:
+                yield above.rstrip(b"/") + b"/" + name
+
     def links(self, node: int) -> Iterator[tuple[int, bytes]]:
         """Every entry that led to the node: (parent, name)."""
         now = self._all("SELECT parent, name FROM dentry WHERE node=?", node)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ REST_SECONDS = 60.0
 """Time without a change after which a mount is at rest."""
 
 
-Shows = Callable[[bytes], bool]
+Shows = Callable[[Collection[bytes]], bool]
 """Whether the content of a path may be shown."""
 
 
@@ -228,34 +229,36 @@ class Checkpoints:
     async def diff(self, a: str, b: str | None, *, patch: bool, shows: Shows | None = None) -> dict[str, Any]:
         """What changed from ``a`` to ``b`` (None: the present); ``complete`` is false when patches had no room.
 
-        ``shows``: patches are left out of paths of which it is False.
+        ``shows``: a patch is left out where it is False of the names that the file had and has.
         """
         result: dict[str, Any] = {"a": self.find(a).id, "b": None if b is None else self.find(b).id}
         async with self._being_read(a) as then, self._being_read(b) as now:
-            changes, patches, complete = await self._compare(then, now, patch)
+            changes, names, patches, complete = await self._compare(then, now, patch, named=shows is not None)
         result["changes"] = changes
         if patch:
             if shows is not None:
-                shown = [shows(c["path"]) and shows(c.get("old_path", c["path"])) for c in changes]
+                shown = list(map(functools.cache(shows), names))
                 complete = complete and all(shown)
                 patches = [text for text, show in zip(patches, shown, strict=True) if show]
             result |= {"patch": b"".join(patches), "complete": complete}
         return result
 
     async def _compare(
-        self, then: Mapping[bytes, int], now: Mapping[bytes, int], patch: bool = False
-    ) -> tuple[list[dict[str, Any]], list[bytes], bool]:
-        """The differences between epochs by prefix, the patch of each, and whether patches are whole."""
+        self, then: Mapping[bytes, int], now: Mapping[bytes, int], patch: bool = False, named: bool = False
+    ) -> tuple[list[dict[str, Any]], list[frozenset[bytes]], list[bytes], bool]:
+        """The differences between epochs by prefix, the names and the patch of each, and whether patches are whole."""
         changes: list[dict[str, Any]] = []
+        names: list[frozenset[bytes]] = []
         patches: list[bytes] = []
         complete = True
         for prefix in sorted(then.keys() & now.keys()):
             span = Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
-            found, whole = await trio.to_thread.run_sync(compare, span, patch)
+            found, whole = await trio.to_thread.run_sync(compare, span, patch, named)
             complete = complete and whole
             changes += [d.plain(prefix) for d in found]
+            names += [d.names_below(prefix) for d in found]
             patches += [d.patch for d in found]
-        return changes, patches, complete
+        return changes, names, patches, complete
 
     def _stubs(self, prefix: bytes) -> list[tuple[int, bytes]]:
         """Directories of the route that are there for a command's view only: (parent node, name)."""
@@ -331,7 +334,7 @@ class Checkpoints:
     async def _judge(self, mark: Mark, judge: Judge) -> None:
         moment = await self._create("", "moment", DAEMON)
         try:
-            judge((await self._compare(_epochs(moment), _epochs(mark)))[0])
+            judge(*(await self._compare(_epochs(moment), _epochs(mark), named=True))[:2])
         finally:
             await self._forget(moment)
 

@@ -7,6 +7,7 @@ difference. Must not know who asks, nor how it is shown.
 from __future__ import annotations
 
 import difflib
+import functools
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ _KINDS = {
 @dataclass
 class Difference:
     """One path that differs. ``kind``: added, modified, deleted, renamed, mode, owner or xattr; ``what`` names all that
-    is other (content, target, mode, owner, xattr). ``old`` and ``new`` are the nodes, None where there is none."""
+    is other (content, target, mode, owner, xattr). ``old`` and ``new`` are the nodes, None where there is none.
+    ``names``, when asked for: all paths these nodes had and have."""
 
     kind: str
     path: bytes
@@ -47,6 +49,7 @@ class Difference:
     new: Stored | None
     what: list[str] = field(default_factory=list)
     patch: bytes = b""
+    names: frozenset[bytes] = frozenset()
 
     def plain(self, prefix: bytes = b"/") -> dict[str, Any]:
         """As an object for programs; paths below ``prefix``."""
@@ -64,6 +67,10 @@ class Difference:
             if stored is not None:
                 out[f"{name}_mode"], out[f"{name}_size"] = stored.mode, stored.size
         return out
+
+    def names_below(self, prefix: bytes) -> frozenset[bytes]:
+        """``names`` as paths of the tree."""
+        return _below(prefix.rstrip(b"/"), self.names)
 
 
 class Compare:
@@ -174,6 +181,18 @@ class Compare:
             for at in range(0, old.size, _PIECE)
         )
 
+    # -- names
+
+    def add_names(self, found: Iterable[Difference]) -> None:
+        """Put all paths of its nodes, at both moments, in each."""
+        known: dict[tuple[int, int], frozenset[bytes]] = {}
+        for one in found:
+            key = (one.old.node if one.old else 0, one.new.node if one.new else 0)
+            if key not in known:
+                # The root has a path without a name.
+                known[key] = frozenset((*self._then.paths(key[0]), *self._now.paths(key[1]))) or frozenset((b"/",))
+            one.names = known[key]
+
     # -- patches
 
     def add_patches(self, found: Iterable[Difference], limit: int) -> bool:
@@ -245,6 +264,12 @@ def without_stubs(
         if not (bare and d.path in paths and not any(k.path.startswith(d.path + b"/") for k in kept)):
             kept.append(d)
     return kept[::-1]
+
+
+@functools.lru_cache(maxsize=16)
+def _below(prefix: bytes, names: frozenset[bytes]) -> frozenset[bytes]:
+    # All names of a file with many come with each of them: one set, made once.
+    return frozenset(prefix + name for name in names) if prefix else names
 
 
 def _git_mode(mode: int) -> int:

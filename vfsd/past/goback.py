@@ -21,8 +21,9 @@ from vfsd.statevolume import StateVolume
 Plans = Mapping[bytes, list[Change]]
 """What would change, by the prefix of the route."""
 
-Judge = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Given what differs from the present to a checkpoint (as ``Difference.plain``), raises OSError if that may not be."""
+Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[frozenset[bytes]]], None]
+"""Given what differs from the present to a checkpoint (as ``Difference.plain``), and all names of each, raises OSError
+if that may not be."""
 
 
 class GoingBack:

@@ -35,14 +35,16 @@ def totals(part: Part) -> tuple[int, int, int]:
         db.close()
 
 
-def compare(span: Span, patch: bool) -> tuple[list[Difference], bool]:
-    """Runs in a thread."""
+def compare(span: Span, patch: bool, named: bool) -> tuple[list[Difference], bool]:
+    """With patches, and with all names, if asked for; False when not all patches had room. Runs in a thread."""
     db = span.store.connect_past()
     try:
         then, now = Past(db, span.then), Past(db, span.now)
         comparison = Compare(then, now, span.store.read_extents)
         found = comparison.differences(history.touched(db, min(span.then, span.now), max(span.then, span.now)))
         found = without_stubs(found, then, now, span.stubs)
+        if named:
+            comparison.add_names(found)
         return found, comparison.add_patches(found, PATCH_MAX) if patch else True
     finally:
         db.close()

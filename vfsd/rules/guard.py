@@ -358,26 +358,28 @@ class Guard(Verdicts):
                 if not self.approvals.granted(caller, WRITE, path):
                     await self._ask("delete", caller, ((WRITE, path, True),), rule)
 
-    def restoring(self, changes: Iterable[Mapping[str, Any]]) -> None:
+    def restoring(self, changes: Iterable[Mapping[str, Any]], names: Iterable[frozenset[bytes]]) -> None:
         """Before the tree is made what it was for somebody who has to keep the rules; a yes is the operator's to give.
 
-        ``changes`` as ``vfsd.past.difference`` has them. A directory that is renamed takes all in it along.
+        ``changes`` as ``vfsd.past.difference`` has them, ``names`` all paths that each file has and had. A directory
+        that is renamed takes all in it along.
         """
+        for path in (path for known in dict.fromkeys(names) for path in sorted(known)):
+            if self.of_path(path) & WRITES:
+                verdict = DENY if self.of_path(path) & WRITE_DENY else INTERRUPT
+                raise _denied(WRITE, path, self._rule(WRITE, path, verdict), _GO_BACK)
         for change in changes:
-            for path in {change["path"], change.get("old_path", change["path"])}:
-                if self.of_path(path) & WRITES:
-                    verdict = DENY if self.of_path(path) & WRITE_DENY else INTERRUPT
-                    raise _denied(WRITE, path, self._rule(WRITE, path, verdict), _GO_BACK)
-                if change["type"] == "directory" and change["kind"] == "renamed":
+            if change["type"] == "directory" and change["kind"] == "renamed":
+                for path in (change["path"], change["old_path"]):
                     for layer in self.layers.values():
                         for verdict in (DENY, INTERRUPT):
                             rule = layer.policy.below(WRITE, path, verdict)
                             if rule is not None:
                                 raise _denied(WRITE, path, rule, _GO_BACK)
 
-    def shows(self, path: bytes) -> bool:
-        """Whether the content of a path may be read without asking anybody."""
-        return not self.of_path(path) & READS
+    def shows(self, names: Iterable[bytes]) -> bool:
+        """Whether a file that has these paths may be read without asking anybody."""
+        return not any(self.of_path(path) & READS for path in names)
 
 
 _GO_BACK = "going back would change it, which only the operator may do: vfsd checkpoint restore, vfsd undo"
