@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,14 @@ from trees import Mounts
 MOUNT_TESTS = Path(__file__).parent / "mount"
 DAEMONS = {"world"}
 """Fixtures in which the command starts daemons that mount."""
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Processes that run tests side by side have sockets, names of mounts and state of their own.
+    _own = tempfile.mkdtemp(prefix="vfsd-")
+    atexit.register(shutil.rmtree, _own, ignore_errors=True)
+    for _name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        os.environ[_name] = os.path.join(_own, _name)
+        os.mkdir(os.environ[_name], 0o700)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
