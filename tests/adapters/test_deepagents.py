@@ -334,7 +334,7 @@ def test_a_path_that_a_command_prints_is_a_path_of_the_tools(viewed: VfsBackend,
     assert sorted(e["path"] for e in call(viewed, "ls", here).entries) == [f"{here}/boom.py", f"{here}/x.c"]
     said = call(viewed, "execute", f"python {here}/boom.py; true").output
     shown = said.split('File "')[1].split('"')[0]
-    assert call(viewed, "read", shown).file_data["content"] == "import sys\n1/0"
+    assert call(viewed, "read", shown).file_data["content"] == "import sys\n1/0\n"
     assert call(viewed, "edit", shown, "1/0", "print(7)").error is None
     assert call(viewed, "execute", f"python {shown}").output == "7\n"
     assert [m["path"] for m in call(viewed, "grep", "print", here).matches] == [shown]

@@ -96,5 +96,5 @@ def test_the_id_of_a_tool_call_is_known_below(tmp_path: Path, loop: Any) -> None
 
         _ = client.hello
         loop(work if loop is trio.run else work())
-    wrote = [(op, call_id) for op, call_id in asked if op in ("write", "delete")]
-    assert wrote == [("write", "c1"), ("write", "c1"), ("write", "c2"), ("delete", None)]
+    wrote = [(op, call_id) for op, call_id in asked if op in ("write", "edit", "delete")]
+    assert wrote == [("write", "c1"), ("edit", "c1"), ("write", "c2"), ("delete", None)]

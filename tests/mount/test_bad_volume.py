@@ -116,6 +116,7 @@ def test_every_way_to_sync_reaches_the_disk(name: str, tmp_path: Path) -> None:
             (daemon.point / "f").write_bytes(b"f")
             (daemon.point / "d").mkdir()
             SYNCS[name](daemon)
+            (daemon.point / "f").write_bytes(b"news")  # without any there is nothing to ask the disk for
             flag.touch()
             with pytest.raises(OSError) as caught:
                 SYNCS[name](daemon)
