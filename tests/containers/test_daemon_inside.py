@@ -41,7 +41,7 @@ class Inside:
 
     def serving(self) -> None:
         """Return when the daemon answers."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.host.run("agenttools", "ls", user=self.podman.user, env=self.environ, code=None).returncode:
             assert time.monotonic() < deadline
             time.sleep(0.05)
