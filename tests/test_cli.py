@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 from cli_world import SECONDS, World
 
 from vfsd.cli import _parser
+from vfsd.config import parse_route
+from vfsd.process.mountpoint import MountpointError, check_places
 
 pytestmark = pytest.mark.mount
 
@@ -247,6 +250,30 @@ def test_locations_that_cannot_be_used(world: World) -> None:
     assert said == f"route /: location {world.mp}/v is inside another vfsd mount, {world.mp}"
 
 
+def test_a_local_route_that_may_not_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = world.directory("host")
+    spec = parse_route(f"/w/=local:{place}")
+    check_places([spec], str(world.mp))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(MountpointError, match=f"route /w/: location {place} is not readable for you: choose another"):
+        check_places([spec], str(world.mp))
+
+
+def test_a_route_that_does_not_work_says_why_in_words(world: World) -> None:
+    place = world.directory("host")
+    said = world.vfsd("mount", "--route", f"/w/=store:sqlite:{place}", world.mp).stderr
+    assert said == f"vfsd: route /w/ (store sqlite:{place}) does not work: {place}: Is a directory\n"
+
+
+def test_routes_and_rules_that_are_not_there(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    assert world.refused("route", "remove", "/none") == "there is no route /none/: see vfsd route list"
+    assert world.refused("route", "remove", "/") == "the route / can't go: the tree begins there"
+    said = world.vfsd("route", "add", "/.vfsd=memory", code=2).stderr
+    assert said == "vfsd: route prefix '/.vfsd': /.vfsd is vfsd's own: choose another\n"
+    assert world.vfsd("rules", "list").stdout == "no rules: everything is allowed\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
 def test_full_disk_at_the_start(world: World) -> None:
     small = world.directory("small")
@@ -369,3 +396,51 @@ def test_an_export_into_a_pipe_that_closes_is_quiet(world: World) -> None:
         ["bash", "-c", command], env=world.env, capture_output=True, text=True, timeout=30, check=True
     )
     assert (done.stdout, (world.base / "said").read_text()) == ("1\n", "")
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_an_import_that_cannot_be_done(world: World, mounted: bool) -> None:
+    world.vfsd("mount", world.mp)
+    (world.mp / "file").write_text("x" * 5000)
+    whole, cut, empty = (world.base / name for name in ("whole.tar", "cut.tar", "empty.tar"))
+    world.vfsd("export", whole)
+    cut.write_bytes(whole.read_bytes()[:3000])
+    empty.touch()
+    if not mounted:
+        world.vfsd("umount", "default")
+    for file in (cut, empty):
+        assert world.refused("import", file).startswith(f"{file}: not a tar archive that can be read: ")
+    assert world.refused("import") == "standard input: not a tar archive that can be read: empty file"
+    assert "ot a directory" in world.refused("import", whole, "--into", "/file/x")
+    assert world.refused("import", world.base) == f"{world.base}: Is a directory"
+
+
+def test_an_export_that_cannot_be_written(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    assert world.refused("export", world.base) == f"{world.base} is a directory: name the archive in it"
+    assert world.refused("export", world.base / "no/x.tar") == f"{world.base}/no/x.tar: No such file or directory"
+
+
+def test_a_thread_that_is_not_the_mounted_one(world: World) -> None:
+    """What is asked of one thread is never done with another that happens to be mounted."""
+    other, archive = world.directory("other"), world.base / "x.tar"
+    for thread in ("t2", "t1"):
+        world.vfsd("mount", "--thread", thread, world.mp)
+        (world.mp / thread).touch()
+        if thread == "t2":
+            world.vfsd("umount", "default")
+    for words in (["export", archive], ["gc"], ["check"]):
+        assert world.refused(*words, "--thread", "t3").startswith("nothing is stored for 'default', thread 't3'")
+    for words, found in (([], "t1"), (["--thread", "t1"], "t1"), (["--thread", "t2"], "t2")):
+        world.vfsd("export", archive, *words)
+        with tarfile.open(archive) as tar:
+            assert [name.strip("./") for name in tar.getnames() if name.strip("./").startswith("t")] == [found]
+        assert f"/threads/{found}/" in world.vfsd("check", *words).stdout
+    world.vfsd("import", archive, "--into", "/in", "--thread", "t3")
+    assert not (world.mp / "in").exists()
+    world.vfsd("mount", "--name", "b", "--route", f"/={state_of_thread(world, 't3')}", other)
+    assert (other / "in/t2").exists()
+
+
+def state_of_thread(world: World, thread: str) -> str:
+    return f"state:{world.base}/state/vfsd/default/threads/{thread}/root"

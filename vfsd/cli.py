@@ -30,7 +30,7 @@ from vfsd.commands.parsing import add_thread, command
 from vfsd.doors.engines import abort, unmount
 from vfsd.executeconfig import PROFILES
 from vfsd.process import mountpoint, registry
-from vfsd.process.control import Failure, go_on, log_of, state_of
+from vfsd.process.control import Failure, go_on, log_of, state_of, thread_of
 
 UMOUNT_SECONDS = 60.0
 """How long ``umount`` waits for the last bytes to be written."""
@@ -389,9 +389,11 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from vfsd.archive.atrest import volumes_of
     from vfsd.check import check_volume
 
-    places = [args.location] if args.location else _volumes(args.name, args.thread)
+    thread = thread_of(args.name, args.thread)
+    places = [args.location] if args.location else [v.location for v in volumes_of(args.name, thread)]
     bad = 0
     for place in places:
         if not place.is_dir():
@@ -402,18 +404,6 @@ def _check(args: argparse.Namespace) -> int:
         for problem in problems:
             print(f"  {problem}")
     return 1 if bad else 0
-
-
-def _volumes(name: str, thread: str) -> list[Path]:
-    """The state volumes of a mount: those it was last started with, else those under its thread's directory."""
-    for entry in registry.entries():
-        if entry["name"] == name:
-            return [Path(route["location"]) for route in entry["routes"] if route["kind"] == "state"]
-    home = config.thread_home(name, thread)
-    found = [path for path in (home / "root", *sorted(home.glob("routes/*"))) if path.is_dir()]
-    if not found:
-        raise Failure(f"nothing is stored for {name!r}, thread {thread!r} ({home})")
-    return found
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -199,6 +199,8 @@ def _prefix(text: str) -> str:
     parts = [p for p in text.split("/") if p]
     if not text.startswith("/") or "." in parts or ".." in parts or "\0" in text:
         raise ConfigError(f"route prefix {text!r} must be an absolute path without '.' and '..'")
+    if parts and parts[0] in (".vfsd", ".checkpoints"):
+        raise ConfigError(f"route prefix {text!r}: /{parts[0]} is vfsd's own: choose another")
     return "/" + "".join(p + "/" for p in parts)
 
 

@@ -176,8 +176,10 @@ class LiveRoutes:
     def _removable(self, prefix: str) -> Route:
         wanted = os.fsencode(prefix)
         route = next((r for r in self._table.routes if r.prefix == wanted and r.kind != "system"), None)
-        if route is None or wanted == b"/":
-            raise OSError(errno.ENOENT, f"there is no route {prefix} that can go")
+        if wanted == b"/":
+            raise OSError(errno.EBUSY, "the route / can't go: the tree begins there")
+        if route is None:
+            raise OSError(errno.ENOENT, f"there is no route {prefix}: see vfsd route list")
         self._refuse_busy(route)
         return route
 

@@ -19,7 +19,7 @@ from vfsd.archive.atrest import Tree, Volume, volumes_of, with_tree
 from vfsd.backends.base import VolumeError
 from vfsd.commands.parsing import add_name, add_thread, command
 from vfsd.config import thread_home
-from vfsd.process.control import Control, Failure, running
+from vfsd.process.control import Control, Failure, running, thread_of
 
 _WIDTH = 30
 _EVERY = 0.1
@@ -96,7 +96,9 @@ class Progress:
 
 
 def _volumes(args: argparse.Namespace) -> list[Volume]:
-    return [Volume("/", args.location)] if args.location else volumes_of(args.name, args.thread)
+    if args.location:
+        return [Volume("/", args.location)]
+    return volumes_of(args.name, thread_of(args.name, args.thread))
 
 
 # -- export
@@ -106,15 +108,20 @@ def _export(args: argparse.Namespace) -> int:
     if args.file == "-" and sys.stdout.isatty():
         raise Failure("an archive is nothing for a terminal: give a FILE, or send it into a pipe")
     progress = Progress()
-    entry = None if args.location else running(args.name)
+    entry = None if args.location else running(args.name, args.thread)
     if entry is None:
         volumes = _volumes(args)
         for volume in volumes:
             if not (volume.location / "tree.db").exists():
                 raise Failure(f"{volume.location} holds no volume (no tree.db)")
     fresh = None if args.file == "-" else Path(f"{args.file}.part")
-    # Only a whole archive gets the name asked for.
-    out: BinaryIO = sys.stdout.buffer if fresh is None else open(fresh, "wb")  # noqa: SIM115
+    if Path(args.file).is_dir():
+        raise Failure(f"{args.file} is a directory: name the archive in it")
+    try:
+        # Only a whole archive gets the name asked for.
+        out: BinaryIO = sys.stdout.buffer if fresh is None else open(fresh, "wb")  # noqa: SIM115
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, args.file) from None
     try:
         if entry is not None:
             with Control(entry["socket"]) as control:
@@ -188,14 +195,15 @@ def _import(args: argparse.Namespace) -> int:
         tree.call("sync")
 
     try:
-        entry = None if args.location else running(args.name)
+        entry = None if args.location else running(args.name, args.thread)
         if entry is not None:
             with Control(entry["socket"]) as control:
                 read(control)
         else:
             _with(_places(args), read)
     except tarfile.TarError as exc:
-        raise Failure(f"{args.file}: not a tar archive that can be read: {exc}") from None
+        what = "standard input" if args.file == "-" else args.file
+        raise Failure(f"{what}: not a tar archive that can be read: {exc}") from None
     return progress.end()
 
 
@@ -204,4 +212,4 @@ def _places(args: argparse.Namespace) -> list[Volume]:
     try:
         return _volumes(args)
     except Failure:
-        return [Volume("/", thread_home(args.name, args.thread) / "root")]
+        return [Volume("/", thread_home(args.name, thread_of(args.name, args.thread)) / "root")]

@@ -16,7 +16,7 @@ from typing import Any
 
 from vfsd.commands import blobs
 from vfsd.commands.parsing import add_name, add_thread, command
-from vfsd.process.control import Failure, connect, running
+from vfsd.process.control import Failure, connect, running, thread_of
 
 _RED, _GREEN, _YELLOW, _CYAN, _BOLD, _END = "\033[31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m", "\033[m"
 _SHOWN = {
@@ -227,7 +227,7 @@ def _gc(args: argparse.Namespace) -> int:
         return _gc_blobs(args)
     if args.remove or args.also:
         raise Failure("--remove and --also go with --blobs")
-    if args.location is None and running(args.name) is not None:
+    if args.location is None and running(args.name, args.thread) is not None:
         done = _ask(args, "gc")
     else:
         done = _gc_unmounted(args)
@@ -263,7 +263,8 @@ def _gc_unmounted(args: argparse.Namespace) -> dict[str, int]:
     from vfsd.backends.sqlite import SqliteBackend
 
     before = after = 0
-    for place in [args.location] if args.location else [v.location for v in volumes_of(args.name, args.thread)]:
+    thread = thread_of(args.name, args.thread)
+    for place in [args.location] if args.location else [v.location for v in volumes_of(args.name, thread)]:
         if not (place / "tree.db").exists():
             raise Failure(f"{place} holds no volume (no tree.db)")
         try:

@@ -19,4 +19,4 @@ def add_name(p: argparse.ArgumentParser) -> None:
 
 def add_thread(p: argparse.ArgumentParser) -> None:
     """The option ``--thread``."""
-    p.add_argument("--thread", default="default", metavar="T", help="whose, when it is not mounted (default: default)")
+    p.add_argument("--thread", metavar="T", help="whose (default: the mount's, else default)")

@@ -84,6 +84,8 @@ def _list(args: argparse.Namespace) -> int:
     for quota in found["quotas"]:
         limits = [f"{quota[key]} {key}" for key in ("bytes", "files") if quota[key] is not None]
         print(f"quota     {quota['prefix']}  {', '.join(limits)}")
+    if not (found["hooks"] or found["quotas"] or any(layer["rules"] for layer in found["layers"])):
+        print("no rules: everything is allowed")
     return 0
 
 

@@ -84,9 +84,17 @@ def ask(path: str, op: str, seconds: float, **params: Any) -> dict[str, Any]:
         return control.call(op, **params)
 
 
-def running(name: str) -> dict[str, Any] | None:
-    """The entry of the mount of this name, None when no daemon runs."""
-    return next((entry for entry in registry.entries() if entry["name"] == name and entry["alive"]), None)
+def running(name: str, thread: str | None = None) -> dict[str, Any] | None:
+    """The entry of the mount of this name, and thread if one is given; None when no daemon runs."""
+    found = next((entry for entry in registry.entries() if entry["name"] == name and entry["alive"]), None)
+    return found if found is not None and thread in (None, found["thread"]) else None
+
+
+def thread_of(name: str, thread: str | None) -> str:
+    """The thread asked for, else that of the mount of this name, running or dead, else ``default``."""
+    if thread is not None:
+        return thread
+    return next((str(entry["thread"]) for entry in registry.entries() if entry["name"] == name), "default")
 
 
 def connect(name: str) -> Control:

@@ -188,6 +188,8 @@ def check_places(routes: Iterable[Placed], point: str) -> None:
                 raise MountpointError(f"{what} does not exist: mkdir -p {spec.location}")
             if not os.path.isdir(real):
                 raise MountpointError(f"{what} is not a directory")
+            if not os.access(real, os.R_OK | os.X_OK):
+                raise MountpointError(f"{what} is not readable for you: choose another directory")
             if point.startswith(real.rstrip("/") + "/"):
                 where = f"is inside its location {spec.location}"
                 raise MountpointError(f"route {spec.prefix}: the mountpoint {point} {where}")

@@ -39,11 +39,18 @@ class Etags(Mapping[bytes, Hashable]):
         return len(self._known)
 
 
+def words(exc: Exception) -> str:
+    """What an exception says, for a sentence: its first line, of an OSError without the number."""
+    if isinstance(exc, OSError) and exc.strerror:
+        return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
+    return str(exc).strip().partition("\n")[0] or type(exc).__name__
+
+
 def answer(exc: Exception, kind: str, what: str, who: str) -> OSError:
     """A refusal as it is; all else as EIO, with the reason in the log, and the trace of what nobody expects."""
     if isinstance(exc, OSError) and exc.errno in ERRNOS:
         return exc
-    reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
+    reason = words(exc)
     expected = isinstance(exc, (OSError, RemoteError)) or type(exc).__module__.partition(".")[0] != "builtins"
     log.warning("%s: %s: %s", who, what, reason, exc_info=None if expected else exc)
     return OSError(errno.EIO, f"{kind}: {what}: {reason}")

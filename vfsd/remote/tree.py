@@ -29,12 +29,13 @@ from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, ROOT_NODE, Caller, StatFs
 from vfsd.feed import Feed
-from vfsd.remote.known import Etags, Known, answer, scratch_file
+from vfsd.remote.known import Etags, Known, answer, scratch_file, words
 from vfsd.remote.lane import Lane
 from vfsd.volume import TreeVolume
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
 
 START_SECONDS = 10.0
 """How long a mount waits for a remote before it goes on without."""
@@ -145,8 +146,7 @@ class RemoteTree(TreeVolume):
                 pass
             self._ready()
         else:
-            text = str(failed[0]).strip().partition("\n")[0] if failed else f"no answer within {seconds:g} s"
-            self._failed(text or type(failed[0]).__name__)
+            self._failed(words(failed[0]) if failed else f"no answer within {seconds:g} s")
 
     def _read_all(self) -> Sequence[Found]:
         self.remote.open()
@@ -189,7 +189,7 @@ class RemoteTree(TreeVolume):
                 self.problem = None
             await self.settle()
         except Exception as exc:
-            self._failed(str(exc).strip().partition("\n")[0] or type(exc).__name__)
+            self._failed(words(exc))
 
     async def bring_in(self) -> None:
         """Take in what others changed since the last time."""
