@@ -52,6 +52,10 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         print(json.dumps(TOOLS, indent=2))
         return OK
     if args.tool == "mcp":
+        if args.token_file is not None and args.http is None:
+            parser.error("mcp: --token-file goes with --http")
+        if args.config is not None and args.thread is None:
+            parser.error("mcp: --config goes with --thread")
         return _mcp(args)
     try:
         client = Client(socket=args.socket, name=args.name, client="agenttools-cli", timeout=None)
@@ -92,7 +96,8 @@ def _mcp(args: argparse.Namespace) -> int:
         with client:
             mcp.run(client, args.http, args.token_file, args.view, not args.text_only, args.profile)
     except (ImportError, ValueError, OSError) as exc:
-        print(f"agenttools: {exc}", file=sys.stderr)
+        named = isinstance(exc, OSError) and exc.filename
+        print(f"agenttools: {exc.filename}: {exc.strerror}" if named else f"agenttools: {exc}", file=sys.stderr)
         return FAILED
     return OK
 

@@ -77,7 +77,7 @@ def _connect(path: str, blocking: bool) -> socket.socket:
     except OSError as exc:
         sock.close()
         number = exc.errno or errno.ENAMETOOLONG
-        raise OSError(number, f"cannot connect to the daemon: {exc.strerror or exc}", path) from None
+        raise OSError(number, f"cannot connect to the daemon on {path}: {exc.strerror or exc}", path) from None
     except BaseException:
         sock.close()
         raise

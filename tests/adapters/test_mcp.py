@@ -345,6 +345,22 @@ def test_the_command_says_what_is_wrong() -> None:
         assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
 
 
+def test_options_that_would_do_nothing_are_refused() -> None:
+    for options, said in (
+        (["--token-file", "x"], "mcp: --token-file goes with --http"),
+        (["--config", "x"], "mcp: --config goes with --thread"),
+    ):
+        done = subprocess.run([*SERVER, "mcp", *options], capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 2 and done.stderr.endswith(f"agenttools: {said}\n")
+
+
+def test_a_token_file_that_cannot_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "token"
+    command = [*SERVER, "mcp", "--http", "0", "--token-file", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stderr) == (1, f"agenttools: {file}: No such file or directory\n")
+
+
 def test_without_the_sdk() -> None:
     code = "import sys; sys.modules['mcp_types'] = None; from agenttools.cli import main; sys.exit(main(['mcp']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
