@@ -21,7 +21,7 @@ from agenttools.client import Client
 from agenttools.results import Result
 from agenttools.runs import call_id
 from agenttools.schema import TOOLS
-from agenttools.views import Profile, View
+from agenttools.views import Profile, View, check_choice
 
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "boolean": bool, "number": float}
 _CALL_ID = frozenset({"write", "edit", "delete", "execute"})
@@ -43,6 +43,7 @@ def vfs_tools(
     ``view``: what ``/`` is for commands (``agenttools.shell``), ``profile``: what they are kept from. The ids of tool
     calls go with what they change.
     """
+    check_choice(view, profile)
     if client is None:
         client = Client(socket=socket, name=name, client="langchain")
     elif name is not None or socket is not None:

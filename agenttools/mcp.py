@@ -44,7 +44,7 @@ from agenttools.client import Client
 from agenttools.results import ReadResult, Result
 from agenttools.schema import TOOLS
 from agenttools.text import printable
-from agenttools.views import Profile, View
+from agenttools.views import Profile, View, check_choice
 
 PROGRESS_S = 1.0
 """Seconds between two reports of a command that runs."""
@@ -101,6 +101,7 @@ def tool_server(
     ``view``: what ``/`` is for commands, ``profile``: what they are kept from. ``structured``: give output schemas and
     structured results; without, a result is its text only, for clients that would show a model the same twice.
     """
+    check_choice(view, profile)
     listed = types.ListToolsResult(tools=[_described(tool, structured) for tool in TOOLS])
     checks = {tool["name"]: Draft202012Validator(tool["parameters"]) for tool in TOOLS}
 

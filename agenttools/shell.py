@@ -40,6 +40,7 @@ from agenttools.views import (
     View,
     ViewUnavailable,
     absolute,
+    check_choice,
     mount_view,
     mountpoint_of,
     need_bwrap,
@@ -255,8 +256,7 @@ def _in_view(
     """``run`` in the view asked for. That bubblewrap can do its work here is learnt from the first command itself: when
     it fails, the command has not been started, and can be started in the mount view, if it need not be confined."""
     global _root_view_fails, _root_view_works
-    if view not in ("auto", "root", "mount"):
-        raise ValueError(f"view must be auto, root or mount, not {view}")
+    check_choice(view, profile)
     settings = client.hello.get("execute") or {}
     chosen = confine.choose(profile, settings)
     place = mountpoint_of(client, mountpoint)

@@ -34,6 +34,14 @@ __all__ = ["Profile", "View", "ViewName"]
 ViewName = Literal["root", "mount"]
 View = Literal["auto", "root", "mount"]
 
+
+def check_choice(view: str, profile: str | None) -> None:
+    """ValueError for a view or a profile that there is not."""
+    if view not in ("auto", "root", "mount"):
+        raise ValueError(f"view must be auto, root or mount, not {view}")
+    confine.choose(profile, {})
+
+
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc")
 """The host's top-level directories bound read-only in the root view (where the host has a link, the stub is one)."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cli_world import SECONDS, World
 
+import agenttools
 from vfsd.cli import _parser
 from vfsd.config import parse_route
 from vfsd.process.mountpoint import MountpointError, check_places
@@ -269,6 +270,9 @@ def test_routes_and_rules_that_are_not_there(world: World) -> None:
     world.vfsd("mount", world.mp)
     assert world.refused("route", "remove", "/none") == "there is no route /none/: see vfsd route list"
     assert world.refused("route", "remove", "/") == "the route / can't go: the tree begins there"
+    with agenttools.Client(socket=world.run_dir / "vfsd/default.sock") as client:
+        assert str(agenttools.delete(client, "/").error).endswith(": it is the root of the tree")
+        assert "a route begins there" in str(agenttools.delete(client, "/memories").error)
     said = world.vfsd("route", "add", "/.vfsd=memory", code=2).stderr
     assert said == "vfsd: route prefix '/.vfsd': /.vfsd is vfsd's own: choose another\n"
     assert world.vfsd("rules", "list").stdout == "no rules: everything is allowed\n"

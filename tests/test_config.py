@@ -145,7 +145,20 @@ def test_route_option_expands_home(tmp_path: Path) -> None:
     assert parse_route("/w/=local:~/p").location == tmp_path / "home" / "p"
 
 
-@pytest.mark.parametrize("text", ["", "/work", "work=state", "/w=", "/w=local", "/w=disk:/x", "/../x=state", "/.vfsd=memory", "/.checkpoints/x=memory"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "/work",
+        "work=state",
+        "/w=",
+        "/w=local",
+        "/w=disk:/x",
+        "/../x=state",
+        "/.vfsd=memory",
+        "/.checkpoints/x=state",
+    ],
+)
 def test_route_option_mistakes(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_route(text)

@@ -210,7 +210,9 @@ class Paths:
         if place.attr is None:
             fail(errno.ENOENT)
         if not place.name:
-            fail(errno.EBUSY if place.attr.ino == self.vfs.root_ino else errno.EINVAL)
+            if place.attr.ino == self.vfs.root_ino:
+                raise OSError(errno.EBUSY, "it is the root of the tree")
+            fail(errno.EINVAL)
         need_removal(self.vfs, caller, place.parent, place.attr)
         return place, place.attr
 
@@ -337,7 +339,7 @@ class Paths:
         """Depth first, children before their directory; gives way to others every few milliseconds."""
         vfs = self.vfs
         if self._holds_route(attr.ino):
-            fail(errno.EBUSY)
+            raise OSError(errno.EBUSY, "a route begins there or below, which stays: only its files can be deleted")
         if vfs.guard is not None:
             await vfs.guard.deleting(parent, name, caller)
         stack: list[tuple[int, bytes, Attr]] = [(parent, name, attr)]

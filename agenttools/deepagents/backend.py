@@ -6,6 +6,7 @@ Owns which daemon a call goes to. What a tool does is in ``agenttools.tools``, h
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Coroutine, Sequence
@@ -34,7 +35,7 @@ from agenttools.deepagents.door import Door
 from agenttools.deepagents.rules import request_of, same
 from agenttools.deepagents.timetravel import TimeTravel
 from agenttools.steps import arun, run
-from agenttools.views import Profile, View
+from agenttools.views import Profile, View, check_choice
 
 MAX_OUTPUT = 10 << 20
 """Bytes of a command's output that are returned or kept in a file (as many as BaseSandbox captures)."""
@@ -101,8 +102,9 @@ class VfsBackend(BaseSandbox):
     ) -> None:
         if socket is not None and (name is not None or thread is not None):
             raise ValueError("socket= is one daemon already; name= and thread= choose one")
-        if view not in ("auto", "root", "mount"):
-            raise ValueError(f"view must be auto, root or mount, not {view}")
+        check_choice(view, profile)
+        if timeout is not None and not 0 <= timeout < math.inf:
+            raise ValueError(f"timeout must be a number of seconds, or 0 for none, not {timeout}")
         if config is not None and thread is None:
             raise ValueError("config= is for the daemons that thread= starts")
         self._options: dict[str, Any] = {

@@ -111,6 +111,10 @@ def test_options_that_contradict() -> None:
         VfsBackend(view="chroot")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="config="):
         VfsBackend(config="vfsd.toml")
+    with pytest.raises(ValueError, match="profile must be open, tree or offline, not banana"):
+        VfsBackend(profile="banana")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout must be a number of seconds"):
+        VfsBackend(timeout=-1)
 
 
 @pytest.mark.parametrize("operation", CALLS)

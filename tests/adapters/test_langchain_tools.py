@@ -92,6 +92,8 @@ def test_the_ids_of_tool_calls_go_with_the_requests(tmp_path: Path) -> None:
 
 
 def test_one_daemon_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="profile must be"):
+        vfs_tools(profile="banana")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="client="):
         vfs_tools(Client(socket=tmp_path / "s"), name="default")
 
