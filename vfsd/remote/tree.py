@@ -36,7 +36,6 @@ from vfsd.volume import TreeVolume
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-
 START_SECONDS = 10.0
 """How long a mount waits for a remote before it goes on without."""
 
