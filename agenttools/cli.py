@@ -96,8 +96,8 @@ def _mcp(args: argparse.Namespace) -> int:
         with client:
             mcp.run(client, args.http, args.token_file, args.view, not args.text_only, args.profile)
     except (ImportError, ValueError, OSError) as exc:
-        named = isinstance(exc, OSError) and exc.filename
-        print(f"agenttools: {exc.filename}: {exc.strerror}" if named else f"agenttools: {exc}", file=sys.stderr)
+        said = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) and exc.filename else exc
+        print(f"agenttools: {said}", file=sys.stderr)
         return FAILED
     return OK
 
