@@ -181,6 +181,12 @@ def test_mountpoints_that_are_none(world: World) -> None:
     assert not (world.base / "state/vfsd").exists()
 
 
+def test_a_runtime_directory_too_long_for_a_socket(world: World) -> None:
+    world.env["XDG_RUNTIME_DIR"] = str(world.directory("x" * 100))
+    said = world.refused("mount", world.mp)
+    assert "default.sock is too long for a socket's path (at most 107 bytes): set XDG_RUNTIME_DIR" in said
+
+
 def test_already_mounted_says_by_whom(world: World) -> None:
     world.vfsd("mount", world.mp)
     pid = world.status()["pid"]

@@ -38,6 +38,9 @@ UMOUNT_SECONDS = 60.0
 BUSY_SECONDS = 0.5
 """How long ``umount`` tries again when it can't see who keeps the mount busy."""
 
+SOCKET_PATH_MAX = 107
+"""Bytes of a socket's path (unix(7): sun_path has 108, one of them the NUL)."""
+
 FORCE_SECONDS = 5.0
 """How long ``umount --force`` lets the daemon try by itself."""
 
@@ -234,7 +237,14 @@ def _mount_helper(args: argparse.Namespace) -> int:
 
 def _refuse_rivals(name: str, path: str) -> None:
     """Failure when ``name`` or ``path`` belongs to a running daemon; a dead one of that name is cleaned up."""
+    socket = str(registry.socket_path(name))
+    if len(os.fsencode(socket)) > SOCKET_PATH_MAX:
+        raise Failure(
+            f"{socket} is too long for a socket's path (at most {SOCKET_PATH_MAX} bytes): set XDG_RUNTIME_DIR to a "
+            "shorter directory, or choose a shorter --name"
+        )
     for entry in registry.entries():
+        _end_killed(entry)
         if entry["alive"] and entry["mountpoint"] == path:
             raise Failure(
                 f"{path} is already mounted by {entry['name']!r} (pid {entry['pid']}): vfsd umount {entry['name']}"
@@ -255,6 +265,7 @@ def _umount(args: argparse.Namespace) -> int:
     entry = _find(args.target)
     if entry is None:
         return _umount_unknown(args.target, lazy=args.lazy or args.force)
+    _end_killed(entry)
     if not entry["alive"]:
         _clean_dead(entry)
         return 0
@@ -337,6 +348,15 @@ def _umount_unknown(target: str, *, lazy: bool) -> int:
     unmount(path, lazy=lazy or dead)
     print(f"unmounted {path}" + (" (its daemon was dead)" if dead else ""))
     return 0
+
+
+def _end_killed(entry: dict[str, Any]) -> None:
+    """Let a killed daemon end. Its thread for notifications may wait for a directory that a program holds while it
+    waits for an answer of this very daemon; the kernel lets go of neither until the connection is cut."""
+    if entry["alive"] and registry.killed(entry["pid"]):
+        with contextlib.suppress(OSError):
+            abort(entry["mountpoint"])
+        entry["alive"] = not registry.wait_gone(entry["name"], FORCE_SECONDS)
 
 
 def _clean_dead(entry: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +124,45 @@ def _half(found: Tree, states: list[Tree], done: int) -> bool:
     return all(
         value in (before.get(path), after.get(path)) or value[2] == b"" for path, value in found.items()
     ) and set(found) >= set(before) & set(after)
+
+
+RULE = """
+[[rules]]
+operations = ["write"]
+paths = ["/d/x"]
+mode = "interrupt"
+[rules_options]
+approval_seconds = 60
+"""
+
+
+@pytest.mark.parametrize("again", ["umount", "mount"])
+def test_killed_while_a_notification_waits(again: str, tmp_path: Path) -> None:
+    """A program holds a directory and waits for the daemon, whose notification of that directory waits for the program:
+    so the process outlives its kill, and its mount with it."""
+    config = tmp_path / "vfsd.toml"
+    config.write_text(RULE)
+    daemon = Daemon(tmp_path / "d")
+    daemon.command[4:4] = ["--config", str(config)]
+    try:
+        daemon.start()
+        (daemon.point / "d").mkdir()
+        assert not (daemon.point / "d/y").exists()  # which the kernel remembers
+        with subprocess.Popen(["mkdir", daemon.point / "d/x"], stderr=subprocess.DEVNULL) as program:
+            assert daemon.client.call("approvals", wait=20)["pending"]
+            daemon.client.call("write", path=b"/d/y", data=b"kept")
+            assert daemon.process is not None
+            daemon.process.kill()
+            if again == "umount":
+                done = daemon.vfsd("umount", "test")
+                assert done.returncode == 0 and "had died" in done.stderr + done.stdout
+            else:
+                killed = daemon.process
+                daemon._reap()
+                daemon.start()
+                killed.wait(20)
+                assert (daemon.point / "d/y").read_bytes() == b"kept"
+            assert program.wait(20) != 0
+    finally:
+        daemon.abort()
+    assert check_volume(daemon.volume) == []

@@ -118,7 +118,7 @@ def go_on(entry: dict[str, Any]) -> str:
 def state_of(entry: dict[str, Any]) -> dict[str, Any]:
     """What ``status`` shows of one entry: the daemon's own words where it answers in time."""
     row = {key: value for key, value in entry.items() if key != "alive"} | {"uptime": 0.0, "counters": {}}
-    if not entry["alive"]:
+    if not entry["alive"] or registry.killed(entry["pid"]):
         return row | {"state": "dead", "fix": f"vfsd umount {entry['name']}"}
     row["uptime"] = max(0.0, time.time() - entry["started"])
     if registry.stopped(entry["pid"]):

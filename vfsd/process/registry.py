@@ -144,6 +144,15 @@ def stopped(pid: int) -> bool:
         time.sleep(0.05)  # a tracer stops it for moments
 
 
+def killed(pid: int) -> bool:
+    """Whether process ``pid`` was killed and can't end, for a thread waits in the kernel: a zombie with threads."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return state == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1
+    except (OSError, IndexError):
+        return False
+
+
 def wait_gone(name: str, seconds: float, pid: int = 0) -> bool:
     """True when the daemon of mount ``name`` has ended within ``seconds``. False at once when ``pid``, if given, is
     stopped."""
