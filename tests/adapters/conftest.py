@@ -46,6 +46,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             world.clean()
 
 
+@pytest.fixture(autouse=True)
+def _directories_of_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when tests of elsewhere, with other directories, ran in between."""
+    if "world" in request.fixturenames:
+        for name, value in request.getfixturevalue("world").environ.items():
+            monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
 def mount(world: World, request: pytest.FixtureRequest) -> Iterator[Mount]:
     """A tree of its own for a module: memory, which is fastest."""

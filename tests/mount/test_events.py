@@ -43,8 +43,9 @@ class Watcher:
         found: list[str] = []
         end = time.monotonic() + SECONDS
         while last not in found:
-            ready, _, _ = select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            waiter = select.poll()
+            waiter.register(self.fd, select.POLLIN)
+            if not waiter.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise AssertionError(f"no {last} in {SECONDS} s after {found}")
             data = os.read(self.fd, 65536)
             while data:

@@ -1,6 +1,6 @@
 """A daemon killed under a supervisor: the mount is back at its path, and only what was open has lost its connection.
 
-The supervisor here does what systemd does with ``systemd/vfsd@.service``, by the commands in that file.
+The supervisor here does what systemd does with ``systemd/user/vfsd@.service``, by the commands in that file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfsd.doors import engines
 
 pytestmark = pytest.mark.timeout(120)
 
-UNIT = Path(__file__).parents[2] / "systemd/vfsd@.service"
+UNIT = Path(__file__).parents[2] / "systemd/user/vfsd@.service"
 SECONDS_DOWN = 2.0
 
 
@@ -42,9 +42,11 @@ class Supervisor:
         config = self.home / ".config/vfsd/test.toml"
         config.parent.mkdir(parents=True)
         config.write_text('[routes."/"]\nkind = "state"\n')
-        unit = UNIT.read_text().replace("%h", str(self.home)).replace("%i", "test")
+        unit = UNIT.read_text().replace("/usr/bin/vfsd", str(program)).replace("${MOUNTPOINT}", str(self.point))
+        unit = unit.replace("%E", "%h/.config").replace("%h", str(self.home)).replace("%i", "test")
         assert "\nRestart=on-failure\n" in unit
         self.commands = [shlex.split(line) for line in re.findall(r"^ExecStart(?:Pre)?=(.*)$", unit, re.M)]
+        self.commands[-1].remove("--foreground")  # ready when the command returns, instead of by a message
         found = re.search(r"^RestartSec=(\d+)(ms)?$", unit, re.M)
         assert found is not None
         self.pause = int(found[1]) / (1000 if found[2] else 1)
