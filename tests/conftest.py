@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_world import World
 from trees import Mounts
 
 MOUNT_TESTS = Path(__file__).parent / "mount"
@@ -37,3 +38,12 @@ def mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
     mounts = Mounts(tmp_path_factory)
     yield mounts
     mounts.stop()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Directories for the command and the daemons that it starts; afterwards nothing is mounted below them."""
+    made = World(tmp_path)
+    yield made
+    made.clean()
+    assert made.mounts() == []

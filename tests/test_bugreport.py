@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,6 @@ mode = "deny"
 [quotas."/"]
 files = 100
 """
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.clean()
-    assert made.mounts() == []
 
 
 def read(file: Path) -> dict[str, str]:

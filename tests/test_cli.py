@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ from vfsd.config import parse_route
 from vfsd.process.mountpoint import MountpointError, check_places
 
 pytestmark = pytest.mark.mount
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.clean()
-    assert made.mounts() == []
 
 
 # -- a mount and its end

@@ -18,14 +18,6 @@ import agenttools
 BASE = '[routes."/"]\nkind = "memory"\n'
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.clean()
-    assert made.mounts() == []
-
-
 class File:
     """The configuration of a mount called default."""
 

@@ -21,14 +21,6 @@ UNITS = Path(__file__).resolve().parent.parent / "vfsd/systemd"
 VFSD = [sys.executable, "-m", "vfsd"]
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.clean()
-    assert made.mounts() == []
-
-
 class Manager:
     """A service manager's end of the notification socket."""
 

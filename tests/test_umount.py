@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from cli_world import World
 from vfsd.process import registry
 
 pytestmark = pytest.mark.mount
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.clean()
-    assert made.mounts() == []
 
 
 # -- after a crash

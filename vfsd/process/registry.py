@@ -129,27 +129,31 @@ def is_daemon(pid: int, name: str) -> bool:
     return False
 
 
+def _state(pid: int) -> str:
+    """The state of process ``pid`` in a letter (proc(5)); empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 def stopped(pid: int) -> bool:
     """Whether process ``pid`` does not run, by a signal (kill -STOP, ^Z) or a debugger, and stays so for a second."""
     deadline = time.monotonic() + STOPPED_SECONDS
-    while True:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        if state not in "Tt":
-            return False
+    while _state(pid) in ("T", "t"):
         if time.monotonic() >= deadline:
             return True
         time.sleep(0.05)  # a tracer stops it for moments
+    return False
 
 
 def killed(pid: int) -> bool:
     """Whether process ``pid`` was killed and can't end, for a thread waits in the kernel: a zombie with threads."""
+    if _state(pid) != "Z":
+        return False
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        return state == "Z" and len(os.listdir(f"/proc/{pid}/task")) > 1
-    except (OSError, IndexError):
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
         return False
 
 
