@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -148,11 +149,15 @@ def test_a_storm_ends_and_all_is_as_the_tools_left_it(daemon: Daemon) -> None:
 
 
 def helpers(daemon: Daemon) -> list[int]:
+    """The ids of the daemon's helpers; from /proc, as ps cuts a command line to a width that it guesses."""
     assert daemon.process is not None
-    found = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(daemon.process.pid)], capture_output=True, text=True
-    )
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "player.py" in line]
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int(entry.joinpath("stat").read_bytes().rpartition(b")")[2].split()[1])
+            if parent == daemon.process.pid and b"player.py" in entry.joinpath("cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def test_without_watchers_there_is_no_helper(daemon: Daemon) -> None:
