@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+OWN = ("native", "unaudited", "ruled", "pyfuse3")
+"""Columns of vfsd itself."""
+
 
 class Column:
     """One file system to measure. ``path`` is an empty directory in it."""
@@ -34,16 +37,25 @@ def _run(*command: str | Path, **options: object) -> None:
     subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
 
 
+def rules(count: int) -> str:
+    """``count`` rules for a configuration, half of them for reading, that match nothing which a benchmark does."""
+    lines = []
+    for i in range(count):
+        lines += ["[[rules]]", f'operations = ["{"read" if i % 2 else "write"}"]', 'mode = "deny"']
+        lines += [f'paths = ["/policy{i}/**", "/*/kept{i}.{{txt,md}}"]']
+    return "\n".join(lines)
+
+
 @contextlib.contextmanager
-def _vfsd(scratch: Path, engine: str) -> Iterator[Column]:
-    name = f"bench-{engine}"
-    point = scratch / name
+def _vfsd(scratch: Path, engine: str, also: str = "", settings: str = "") -> Iterator[Column]:
+    name = f"bench-{engine}{also}"
+    point, config = scratch / name, scratch / f"{name}.toml"
     point.mkdir()
+    config.write_text(f'[routes."/"]\nkind = "state"\nlocation = "{scratch / name}-volume"\n{settings}\n')
     vfsd = [sys.executable, "-m", "vfsd"]
-    route = f"/=state:{scratch / name}-volume"
-    _run(*vfsd, "mount", "--name", name, "--engine", engine, "--route", route, point)
+    _run(*vfsd, "mount", "--name", name, "--engine", engine, "--config", config, point)
     try:
-        yield Column(f"vfsd {engine}", point)
+        yield Column(f"vfsd {engine}{also}", point)
     finally:
         _run(*vfsd, "umount", name)
 
@@ -105,6 +117,8 @@ def columns(scratch: Path, wanted: list[str]) -> Iterator[list[Column]]:
     host.mkdir()
     makers = {
         "native": lambda: _vfsd(scratch, "native"),
+        "unaudited": lambda: _vfsd(scratch, "native", "-no-audit", "[audit]\nenabled = false"),
+        "ruled": lambda: _vfsd(scratch, "native", "-100-rules", rules(100)),
         "pyfuse3": lambda: _vfsd(scratch, "pyfuse3"),
         "bindfs": lambda: _bindfs(scratch),
         "juicefs": lambda: _juicefs(scratch),
@@ -116,6 +130,6 @@ def columns(scratch: Path, wanted: list[str]) -> Iterator[list[Column]]:
     with contextlib.ExitStack() as stack:
         found = [Column("host", host)]
         for name, make in makers.items():
-            if name in wanted or (not wanted and (name in ("native", "pyfuse3") or shutil.which(name))):
+            if name in wanted or (not wanted and (name in OWN or shutil.which(name))):
                 found.append(stack.enter_context(make()))
         yield found

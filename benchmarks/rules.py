@@ -1,4 +1,4 @@
-"""What rules cost: the same work in a mount without any and in one with a hundred, in turns.
+"""What rules cost: the same work in a mount without any and in one with a rules_text, in turns.
 
     python -m benchmarks.rules [--rounds 9] [--files 1000] [--rules 100]
 
@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agenttools.client import Client
+from benchmarks.columns import rules as rules_text
 
 Work = Callable[[Path, int], None]
 
@@ -66,12 +67,8 @@ def mounted(base: Path, name: str, rules: int) -> Iterator[tuple[Path, int]]:
     """(mountpoint, pid) of an empty state route with so many rules, half of them for reading; none of them matches."""
     for made in ("mnt", "run", "state"):
         (base / name / made).mkdir(parents=True, mode=0o700)
-    lines = ['[routes."/"]', 'kind = "state"']
-    for i in range(rules):
-        lines += ["[[rules]]", f'operations = ["{"read" if i % 2 else "write"}"]', 'mode = "deny"']
-        lines += [f'paths = ["/policy{i}/**", "/*/kept{i}.{{txt,md}}"]']
     config = base / name / "vfsd.toml"
-    config.write_text("\n".join(lines) + "\n")
+    config.write_text(f'[routes."/"]\nkind = "state"\n{rules_text(rules)}\n')
     environ = os.environ | {"XDG_RUNTIME_DIR": str(base / name / "run"), "XDG_STATE_HOME": str(base / name / "state")}
     vfsd = [sys.executable, "-m", "vfsd"]
     subprocess.run([*vfsd, "mount", "--config", config, base / name / "mnt"], env=environ, check=True, stdout=2)
