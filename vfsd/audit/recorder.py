@@ -25,7 +25,7 @@ from typing import Any
 from vfsd.audit.actors import Actors, Mark
 from vfsd.audit.line import NOTHING, READS, Args, Before, Lines, quoted, quoted_path
 from vfsd.audit.log import SegmentLog, lines_back
-from vfsd.core.types import NODE_BITS, NODE_MASK, Caller
+from vfsd.core.types import NODE_BITS, Caller
 from vfsd.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,7 @@ class Audit:
         self._seq = _last_seq(directory)
         self._actors = Actors(time_ns)
         self._who: dict[Caller, _Actor] = {}
-        self._before, self._changed = self._lines.before, self._lines.changed
-        self._trees, self._paths = self._lines.trees, self._lines.paths
+        self._befores, self._afters = self._lines.befores, self._lines.afters
         self._append = self.log.append
         self._unseen: dict[str, Mark] = {}
         self._caller: Caller | None = None
@@ -87,12 +86,8 @@ class Audit:
     def before(self, op: str, ino: int, args: Args) -> Before:
         """A change is about to be made."""
         try:
-            if op == "write" and (tree := self._trees[ino >> NODE_BITS]) is not None:
-                node = tree.nodes[ino & NODE_MASK]
-                return node.size, node, tree
-            return self._before(op, ino, args)
-        except LookupError:  # a volume never asked before, or a node that is no more
-            return self._before(op, ino, args)
+            known = self._befores.get(op)
+            return self._lines.before(op, ino, args) if known is None else known(ino, args)
         except Exception:
             log.exception("audit of %s", op)
             return NOTHING
@@ -100,11 +95,11 @@ class Audit:
     def done(self, before: Before, op: str, caller: Caller, ino: int, args: Args, result: Any) -> None:
         """A change was made."""
         try:
-            size, node, tree = before
-            if op == "write" and tree is not None and ino in self._paths:
-                what = b'"op":"write",%b,"size":[%d,%d]' % (self._paths[ino], size or 0, node.size)
+            known = self._afters.get(op)
+            if known is None:
+                what = self._lines.changed(before, op, ino, args, result)
             else:
-                what = self._changed(before, op, ino, args, result)
+                what = known(before, ino, args, result)
             self._write(what, caller)
         except Exception:
             log.exception("audit of %s", op)

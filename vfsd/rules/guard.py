@@ -125,10 +125,12 @@ class Guard(Verdicts):
 
     def settled(self, op: str, ino: int, args: tuple[Any, ...]) -> None:
         """After a rename, link or unlink that was judged, whatever has become of it."""
-        move = (ino, *args[:3])
-        directories = op == "rename" and move in self._moving
-        self._moving.discard(move)
-        self.moved(directories=directories)
+        moving = self._moving
+        if moving and op == "rename" and (move := (ino, *args[:3])) in moving:
+            moving.discard(move)
+            self.moved()
+        else:
+            self.moved(directories=False)
 
     async def _hooked(self, waits: Waits, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> None:
         if waits is not None:
@@ -221,16 +223,20 @@ class Guard(Verdicts):
         return self._settle(op, caller, [(WRITE, path)])
 
     def _create(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
-        volume = self._volumes[ino >> NODE_BITS]
-        directory = volume.tree.nodes.get(ino & NODE_MASK) if isinstance(volume, TreeVolume) else None
-        found: Attr | None
-        if directory is not None and directory.children is not None and directory.children.complete:
-            found = directory.children.get(args[0])
-        else:
-            found = self._vfs.peek(ino, args[0])
+        found = self._entry(ino, args[0])
         if found is not None:
             return self._open(op, caller, found.ino, (args[2],))
         return self._named(op, caller, ino, args)
+
+    def _entry(self, parent: int, name: bytes) -> Attr | None:
+        """The entry as far as is known without waiting."""
+        volume = self._volumes[parent >> NODE_BITS]
+        directory = volume.tree.nodes.get(parent & NODE_MASK) if isinstance(volume, TreeVolume) else None
+        if directory is not None and (children := directory.children) is not None:
+            found: Attr | None = children.get(name)
+            if found is not None or children.complete:
+                return found
+        return self._vfs.peek(parent, name)
 
     # -- names that move
 
@@ -253,7 +259,7 @@ class Guard(Verdicts):
 
     def _rename(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         name, new_parent, new_name, flags = args[:4]
-        source = self._vfs.peek(ino, name)
+        source = self._entry(ino, name)
         plain = source is not None and not stat.S_ISDIR(source.mode) and not flags & RENAME_EXCHANGE
         if not plain or not self._vfs.is_inline(ino):
             self._moving.add((ino, *args[:3]))

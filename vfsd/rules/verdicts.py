@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from vfsd.core.changes import NoDentry
+from vfsd.core.changes import Drop, NoDentry
 from vfsd.core.policy import ALLOW, DENY, INTERRUPT, READ, WRITE, Policy, Rule
 from vfsd.core.types import NODE_BITS, NODE_MASK
 from vfsd.feed import Commit
@@ -67,6 +67,8 @@ class Verdicts:
 
     def _committed(self, commit: Commit) -> None:
         """What a restore or a store's news changes does not pass the funnels."""
+        if all(type(change) is Drop for change in commit.changes):  # of what had no name any more
+            return
         told = commit.caller.door == "daemon" or commit.op in ("restore", "rename", "link")
         if told or any(type(change) is NoDentry for change in commit.changes):
             self.moved()
@@ -108,9 +110,12 @@ class Verdicts:
             policies = [layer.policy for layer in self._layers_in(path)] if path is not None and known else None
             if self._keeps(directory):
                 self._speaking[directory] = policies
-        if not policies:
-            return policies is not None
-        return all(policy.mute(name) for policy in policies)
+        if policies is None:
+            return False
+        for policy in policies:  # noqa: SIM110  (a generator costs more than what it asks)
+            if not policy.mute(name):
+                return False
+        return True
 
     def _directory(self, ino: int) -> bytes | None:
         """The path of a directory, which has only one; None for one that was removed."""
