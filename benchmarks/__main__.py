@@ -1,11 +1,12 @@
 """``make bench``: every row for every column in one interleaved run; medians, and ratios to the host directory.
 
-    python -m benchmarks [--rounds 3] [--files 2000] [--mib 256] [--only small,large,programs,tools] [--awake] [COLUMN ...]
+    python -m benchmarks [--rounds 3] [--files 2000] [--mib 256] [--only small,large,programs,tools] [--awake]
+                         [COLUMN ...]
 
 Columns are the host directory, vfsd with each engine, with the native engine also without the audit log (``unaudited``)
 and with a hundred rules (``ruled``), and bindfs, juicefs and rclone where they are installed. Times vary with the
-machine; the ratios are what to compare. On an idle virtual machine a core that halts may take 50 to 500 us to wake, which
-is then most of what a request costs, to any file system served by a process; with ``--awake`` none halts.
+machine; the ratios are what to compare. On an idle virtual machine a core that halts may take 50 to 500 us to wake,
+which is then most of what a request costs, to any file system served by a process; with ``--awake`` none halts.
 """
 
 from __future__ import annotations
