@@ -52,6 +52,13 @@ def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
     mounts.stop()
 
 
+@pytest.fixture(params=["mount-native-state", "mount-native-local", "mount-pyfuse3-memory"])
+def where(request: pytest.FixtureRequest, open_to_all: Mounts) -> Iterator[str]:
+    """A new directory of a tree that other users may enter."""
+    with open_to_all.directory(request.param) as (daemon, path):
+        yield f"{daemon.point}{path}"
+
+
 @pytest.fixture
 def host() -> Iterator[str]:
     """A directory of the host's file system, to compare with."""

@@ -8,13 +8,12 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from test_posix_owner import NOBODY, as_user
-from trees import Mounts
 
 if TYPE_CHECKING:
     from mounted import Mounted
@@ -49,13 +48,6 @@ def shown(path: str) -> str:
         entries = struct.iter_unpack("<HHI", value[4:])
         found.append(" ".join(f"{names[t]}:{who}:{p}" if t in (2, 8) else f"{names[t]}:{p}" for t, p, who in entries))
     return " / ".join(found)
-
-
-@pytest.fixture(params=["mount-native-state", "mount-native-local", "mount-pyfuse3-memory"])
-def where(request: pytest.FixtureRequest, open_to_all: Mounts) -> Iterator[str]:
-    with open_to_all.directory(request.param) as (daemon, path):
-        os.chmod(f"{daemon.point}{path}", 0o755)
-        yield f"{daemon.point}{path}"
 
 
 def code(do: Callable[[], object]) -> str:

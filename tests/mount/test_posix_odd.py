@@ -11,19 +11,12 @@ import resource
 import signal
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from stories import AT_FDCWD, ROOT, Told, compare, in_child, libc_call, make
-from trees import Mounts
 
 OFD_SETLK = 37
-
-
-@pytest.fixture(params=["mount-native-state", "mount-native-local", "mount-pyfuse3-memory"])
-def where(request: pytest.FixtureRequest, open_to_all: Mounts) -> Iterator[str]:
-    with open_to_all.directory(request.param) as (daemon, path):
-        yield f"{daemon.point}{path}"
 
 
 def file_handle(path: str) -> bytes:

@@ -55,12 +55,24 @@ def test_chown_of_a_file_drops_setuid_and_setgid_also_when_it_changes_nothing(
     assert perm(path) == 0o555
 
 
-def test_chown_of_a_directory_keeps_setgid(tree: Mounted) -> None:
-    path = tree / "d"
+@pytest.mark.parametrize("to", [NOBODY, -1])
+def test_chown_of_a_directory_keeps_setgid(where: str, to: int) -> None:
+    path = f"{where}/d"
     os.mkdir(path)
     os.chmod(path, 0o6755)
-    os.chown(path, NOBODY, NOBODY)
+    os.chown(path, to, to)
     assert perm(path) == 0o6755
+
+
+@pytest.mark.parametrize("mode", [0o6755, 0o2755, 0o755])
+def test_a_stranger_drops_no_setuid_by_a_chown_that_changes_nothing(where: str, mode: int) -> None:
+    """Where ext4 says EPERM the native engine says that it is done: the kernel asks the same before a write."""
+    path = f"{where}/f"
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    os.chmod(path, mode)
+    refused = errno.EPERM if mode != 0o755 and "pyfuse3" in where else 0
+    assert as_user(where, NOBODY, NOBODY, [], lambda: os.chown("f", -1, -1)) == refused
+    assert perm(path) == mode
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR])

@@ -11,19 +11,13 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from daemons import Daemon
 from stories import AT_FDCWD, ROOT, Told, compare, in_child, libc, libc_call, make
 from trees import Mounts, watched
-
-
-@pytest.fixture(params=["mount-native-state", "mount-native-local", "mount-pyfuse3-memory"])
-def where(request: pytest.FixtureRequest, open_to_all: Mounts) -> Iterator[str]:
-    with open_to_all.directory(request.param) as (daemon, path):
-        yield f"{daemon.point}{path}"
 
 
 def names_of_every_byte(at: str, t: Told) -> None:
