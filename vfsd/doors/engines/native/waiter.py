@@ -18,12 +18,14 @@ import time
 
 import trio
 
-SPIN = 30e-6
-SKIPPED = 16
-"""Seconds of asking again and again before the wait proper, and how many waits go without when that was in vain.
+SPIN = 100e-6
+"""Seconds of asking again and again before the wait proper.
 
 With an idle processor beside, a request mostly comes within them, which saves the daemon a wake-up; without, they are
 lost."""
+
+SKIPPED, SKIPPED_MAX = 16, 1024
+"""How many waits go without when that was in vain, twice as many each time that it is so again, up to the second."""
 
 TURN = 1e-3
 """Seconds of requests without a turn for other tasks that have something to do, or may have."""
@@ -50,6 +52,7 @@ class Waiter:
         self._runnable = Runnable()
         self._tasks = self._runnable.tasks
         self._deadline = 0.0
+        self._skip = SKIPPED
         self._skipped = SKIPPED if len(os.sched_getaffinity(0)) > 1 else sys.maxsize
         self._turned = 0.0
         """When other tasks had their last turn."""
@@ -97,9 +100,11 @@ class Waiter:
         while True:
             ready = self._poll.poll(0)
             if ready:
+                self._skip = SKIPPED
                 return ready
             if time.perf_counter() > now + SPIN:
-                self._skipped = SKIPPED
+                self._skipped = self._skip
+                self._skip = min(2 * self._skip, SKIPPED_MAX)
                 return []
 
     async def turn(self) -> None:
