@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vfsd import executeconfig, metricsconfig
+from vfsd.backends.remote import RemoteError, check_place
 from vfsd.core import ids
 from vfsd.executeconfig import DEFAULT_EXECUTE, ExecutePolicy
 from vfsd.metricsconfig import NO_METRICS, MetricsPolicy
@@ -219,7 +220,7 @@ def _route(
         raise ConfigError(f"route {prefix}: kind 'local' needs a location, the host directory it shows")
     if kind == "memory" and location:
         raise ConfigError(f"route {prefix}: kind 'memory' has no location")
-    if kind == "backend" and not (location or "").startswith("factory:"):
+    if kind == "backend" and not location:
         raise ConfigError(f"route {prefix}: kind 'backend' needs a factory, factory:MODULE:FUNCTION")
     if kind != "store" and (namespace or values):
         raise ConfigError(f"route {prefix}: only a store has a namespace")
@@ -228,6 +229,11 @@ def _route(
         uri, location = location or "", None
         if uri.startswith("sqlite:") and uri != "sqlite:":
             uri = "sqlite:" + os.path.abspath(relative_to / Path(uri.partition(":")[2]).expanduser())
+    if uri:
+        try:
+            check_place(kind, uri)
+        except RemoteError as exc:
+            raise ConfigError(f"route {prefix}: {exc}") from None
     path = Path(os.path.abspath(relative_to / Path(location).expanduser())) if location else None
     home = relative_to if uri.startswith("factory:") else None
     return RouteSpec(prefix, kind, path, uri, tuple(namespace), tuple((values or {}).items()), home)

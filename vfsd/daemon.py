@@ -206,11 +206,15 @@ class Daemon:
         return home
 
     def _volume(self, spec: RouteSpec, base: int, feed: Feed) -> Any:
-        read_only = self.config.read_only
+        volume = self._opened(spec, base, feed)
         try:
             places.remember(spec)
         except OSError as exc:
             log.warning("%s: %s; vfsd gc --blobs will not look into %s", places.list_file(), exc.strerror, spec.prefix)
+        return volume
+
+    def _opened(self, spec: RouteSpec, base: int, feed: Feed) -> Any:
+        read_only = self.config.read_only
         if spec.kind == "local":
             assert spec.location is not None
             try:

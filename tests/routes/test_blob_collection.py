@@ -119,6 +119,34 @@ def test_nothing_is_removed_where_something_cannot_be_looked_into(world: World, 
 
 
 @pytest.mark.mount
+def test_a_recorded_place_that_cannot_be_read_is_named_and_the_others_are_read(world: World, tmp_path: Path) -> None:
+    blobs, local = tmp_path / "blobs", tmp_path / "local"
+    lost, kept = blob(blobs, "mentioned nowhere"), blob(blobs, "mentioned")
+    local.mkdir()
+    (local / "note").write_text(kept)
+    world.mount(f"/blobs/=blob:{blobs}", f"/local/=local:{local}")
+    places = tmp_path / "state/vfsd/places"
+    good = places.read_text()
+    bad = {
+        '{"home": "", "kind": "store", "place": "redis://:***@host:1"}': "a store has no scheme 'redis'",
+        '{"home": "", "kind": "disk", "place": "/x"}': "'disk' is no kind of place",
+        '{"home": "", "kind": 3, "place": "/x"}': "is no place",
+        '{"kind": ': "is no place",
+        "[]": "is no place",
+    }
+    places.write_text("\n".join([*bad, good]))
+    found = gc(world, "--remove", code=1)
+    assert [one["name"] for one in found["unmentioned"]] == [lost]
+    assert found["removed"] == 0
+    assert len(found["problems"]) == len(bad)
+    for why in bad.values():
+        assert [p for p in found["problems"] if why in p and str(places) in p and "delete its line" in p]
+    assert "nothing was removed" in world.vfsd("gc", "--blobs", "--remove", "--name", "one", code=1).stderr
+    places.write_text(good)
+    assert gc(world, "--remove")["removed"] == 1
+
+
+@pytest.mark.mount
 def test_a_store_on_postgresql(world: World, postgres: Postgres, tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     n = {word: blob(blobs, word) for word in ("item", "encoded", "conversation", "nowhere")}

@@ -67,9 +67,6 @@ def test_nested_routes_and_searches_from_above(world: World, tmp_path: Path) -> 
 def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     bad = {
-        "/scheme/": ("store:mongodb://x", "unknown store"),
-        "/redis/": ("store:redis://127.0.0.1:1", "let a factory make the RedisStore"),
-        "/place/": ("blob:gs://bucket", "unknown place of blobs"),
         "/name/": (f"store:sqlite:{tmp_path}/x.db#a.b", "namespace component 'a.b'"),
         "/hole/": (f"store:sqlite:{tmp_path}/x.db#" + "{nobody}", "{nobody}"),
         "/directory/": (f"store:sqlite:{tmp_path}/d", ""),
@@ -93,6 +90,66 @@ def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Pat
             (m / prefix.strip("/") / "f").write_text("x")
     (m / "good" / "f").write_text("x")
     assert (m / "good" / "f").read_text() == "x"
+
+
+STORES = "sqlite:PATH, postgresql://USER@HOST/DATABASE, memory: or factory:MODULE:FUNCTION"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("store:mongodb://me:secret@x", f"a store has no scheme 'mongodb': use {STORES}"),
+        ("store:redis://127.0.0.1:1", f"a store has no scheme 'redis': use {STORES}"),
+        ("store:s.db", f"'s.db' has no scheme: use {STORES}"),
+        ("store:sqlite:", f"'sqlite:' names no place: use {STORES}"),
+        ("store:factory:module", f"'factory:module' names no place: use {STORES}"),
+        ("blob:gs://bucket", "a blob has no scheme 'gs': use a directory or s3://BUCKET/PREFIX"),
+        ("blob:s3:///prefix", "'s3:///prefix' names no place: use a directory or s3://BUCKET/PREFIX"),
+        ("backend:factory:module", "'factory:module' names no place: use factory:MODULE:FUNCTION"),
+        ("backend:module:make", "a backend has no scheme 'module': use factory:MODULE:FUNCTION"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_and_recorded_nowhere(
+    world: World, tmp_path: Path, place: str, why: str
+) -> None:
+    kind, _, location = place.partition(":")
+    config = tmp_path / "vfsd.toml"
+    plain = '[routes."/"]\nkind = "memory"\n'
+    config.write_text(plain)
+    (tmp_path / "mnt").mkdir()
+    world.vfsd("mount", tmp_path / "mnt", "--name", "two", "--config", config)
+    config.write_text(f'{plain}[routes."/r/"]\nkind = "{kind}"\nlocation = "{location}"\n')
+    (tmp_path / "other").mkdir()
+    try:
+        for args, code in (
+            (("mount", tmp_path / "other", "--route", f"/r/={place}"), 2),
+            (("mount", tmp_path / "other", "--config", config), 1),
+            (("route", "add", f"/r/={place}", "--name", "two"), 2),
+            (("reload", "two"), 1),
+        ):
+            said = world.vfsd(*args, code=code).stderr
+            assert f"route /r/: {why}" in said
+            assert len(said.splitlines()) == 1
+            assert "secret" not in said
+        assert "/r/" not in world.vfsd("status", "--json").stdout
+        assert not (tmp_path / "state/vfsd/places").exists()
+    finally:
+        world.vfsd("umount", "two")
+
+
+def test_a_database_in_no_directory_is_refused(world: World, tmp_path: Path) -> None:
+    (tmp_path / "mnt-two").mkdir()
+    missing = tmp_path / "typo" / "deep"
+    route = f"/m/=store:sqlite:{missing}/x.db"
+    why = f"route /m/: location sqlite:{missing}/x.db: there is no directory {missing}: mkdir -p {missing}"
+    assert world.vfsd("mount", tmp_path / "mnt-two", "--route", route, code=1).stderr == f"vfsd: {why}\n"
+    world.mount()
+    assert why in world.vfsd("route", "add", route, "--name", "one", code=1).stderr
+    assert not missing.parent.exists()
+    assert not (tmp_path / "state/vfsd/places").exists()
+    # The default one is vfsd's own.
+    world.vfsd("route", "add", "/memories/=store", "--name", "one")
+    assert (tmp_path / "state/vfsd/memories.db").exists()
 
 
 def test_a_login_and_a_database_that_postgresql_does_not_have(world: World, postgres: Postgres) -> None:

@@ -42,8 +42,6 @@ class BlobBucket(BlobRemote):
     def __init__(self, location: str, owner: tuple[int, int], cache: Path) -> None:
         super().__init__(location, owner)
         bucket, _, prefix = location.removeprefix("s3://").partition("/")
-        if not location.startswith("s3://") or not bucket:
-            raise RemoteError(f"unknown place of blobs {location!r}: use a directory or s3://BUCKET/PREFIX")
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
         self._bucket = bucket
         self._cache = cache / hashlib.sha256(location.encode()).hexdigest()[:16]

@@ -11,10 +11,7 @@ from vfsd.backends.remote import RemoteError
 
 def build(location: str) -> Any:
     """What the function that ``factory:MODULE:FUNCTION`` names returns; RemoteError says what is wrong with it."""
-    scheme, _, rest = location.partition(":")
-    module_name, _, name = rest.partition(":")
-    if scheme != "factory" or not module_name or not name:
-        raise RemoteError(f"{location!r} is no location: write factory:MODULE:FUNCTION")
+    _, module_name, name = location.split(":", 2)
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:

@@ -23,6 +23,19 @@ from vfsd.core.types import StatFs
 _PASSWORD = re.compile(r"(//[^/:@]*:)[^/@]*(?=@)|([?&](?:ssl)?password=)[^&#]*")
 """As a part of the authority (RFC 3986) or, as libpq takes it too, of the query."""
 
+_WAYS = {
+    "store": {
+        "sqlite": (r"sqlite:.+", "sqlite:PATH"),
+        "postgresql": (r"postgresql:.+", "postgresql://USER@HOST/DATABASE"),
+        "postgres": (r"postgres:.+", ""),
+        "memory": (r"memory:", "memory:"),
+        "factory": (r"factory:[^:]+:.+", "factory:MODULE:FUNCTION"),
+    },
+    "blob": {"": ("", "a directory"), "s3": (r"s3://[^/]+.*", "s3://BUCKET/PREFIX")},
+    "backend": {"factory": (r"factory:[^:]+:.+", "factory:MODULE:FUNCTION")},
+}
+"""Per kind of route its schemes, each with how a place of it is written, as a pattern and for people."""
+
 ERRNOS = frozenset(
     (
         errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
@@ -216,3 +229,19 @@ def check_path(path: bytes) -> None:
 def shown(location: str) -> str:
     """A location without its password."""
     return _PASSWORD.sub(r"\1\2***", location)
+
+
+def check_place(kind: str, place: str) -> None:
+    """RemoteError when ``place`` is written as no place of a store, blob or backend is."""
+    ways = _WAYS[kind]
+    scheme, colon, _ = place.partition(":")
+    if scheme in ways and re.fullmatch(ways[scheme][0], place, re.DOTALL):
+        return
+    if not colon:
+        wrong = f"{place!r} has no scheme"
+    elif scheme in ways:
+        wrong = f"{shown(place)!r} names no place"
+    else:
+        wrong = f"a {kind} has no scheme {scheme!r}"
+    *most, last = [text for _, text in ways.values() if text]
+    raise RemoteError(f"{wrong}: use {', '.join(most)}{' or ' if most else ''}{last}")

@@ -20,7 +20,7 @@ from typing import Any
 
 from vfsd.backends.blob import NAME, BlobDirectory
 from vfsd.backends.foreign import ForeignRemote
-from vfsd.backends.remote import Remote, RemoteError
+from vfsd.backends.remote import Remote, RemoteError, check_place
 from vfsd.backends.store import StoreRemote
 from vfsd.config import NAMESPACE, RouteSpec, state_home
 from vfsd.mentions import Mentions
@@ -31,6 +31,9 @@ from vfsd.remote.choose import remote_of
 
 DAYS = 7
 """Age below which a blob is left alone: who has just put it may not have mentioned it yet."""
+
+_FORGET = "delete its line if no mount has files there"
+"""What to do about a place on the list that is none."""
 
 _PASSWORD = re.compile(r":\*\*\*@")
 
@@ -147,7 +150,9 @@ class _Search:
                     self.trying(f"{point}{top}", self.tree, point + top, inside)
         for database in sorted(state_home().glob("*/threads/**/tree.db")):
             self.trying(str(database.parent), self.volume, database.parent)
-        kept = {*remembered(), Kept("store", f"sqlite:{state_home() / 'memories.db'}")}
+        known, odd = remembered()
+        kept = {*known, Kept("store", f"sqlite:{state_home() / 'memories.db'}")}
+        self.problems += [f"{list_file()} has a line that is no place, {line!r}: {_FORGET}" for line in odd]
         for one in sorted(kept):
             self.trying(f"{one.kind} {one.place} (on the list {list_file()})", self.kept, one)
         for path in also:
@@ -165,6 +170,13 @@ class _Search:
 
     def kept(self, one: Kept) -> None:
         """A place on the list."""
+        if one.kind not in ("state", "local", "backend", "store"):
+            raise RemoteError(f"{one.kind!r} is no kind of place: {_FORGET}")
+        if one.kind in ("backend", "store"):
+            try:
+                check_place(one.kind, one.place)
+            except RemoteError as exc:
+                raise RemoteError(f"{exc}, or {_FORGET}") from None
         if one.kind == "state":
             self.volume(Path(one.place))
         elif one.kind == "local":
@@ -192,8 +204,7 @@ class _Search:
         """All items of a store, whatever their namespace."""
         place, home = _PASSWORD.sub("@", one.place), Path(one.home) if one.home else None
         remote = remote_of(RouteSpec("/", "store", None, place, NAMESPACE, (), home), _owner())
-        if not isinstance(remote, StoreRemote):
-            raise RemoteError("it is no store")
+        assert isinstance(remote, StoreRemote)
         try:
             for text in remote.everything():
                 self.mentions.look(text)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from vfsd.config import state_home
 from vfsd.doors.engines import unmount
 
 FSTYPE = "vfsd"
@@ -162,7 +163,8 @@ def _check(path: str) -> None:
 
 
 class Placed(Protocol):
-    """A route as far as it concerns the host: ``location`` is the directory its files are in, None without one."""
+    """A route as far as it concerns the host: ``location`` is the directory its files are in, None without one, and
+    ``uri`` another place of theirs."""
 
     @property
     def prefix(self) -> str: ...
@@ -170,11 +172,20 @@ class Placed(Protocol):
     def kind(self) -> str: ...
     @property
     def location(self) -> Path | None: ...
+    @property
+    def uri(self) -> str: ...
 
 
 def check_places(routes: Iterable[Placed], point: str) -> None:
     """Refuse locations that are missing, or on a vfsd mount: the daemon of ``point`` would wait for itself."""
     for spec in routes:
+        if spec.uri.startswith("sqlite:"):
+            home = Path(spec.uri.removeprefix("sqlite:")).parent
+            # vfsd's own directory is made; any other that is missing is misspelt, or not mounted.
+            if home != state_home() and not home.is_dir():
+                raise MountpointError(
+                    f"route {spec.prefix}: location {spec.uri}: there is no directory {home}: mkdir -p {home}"
+                )
         if spec.location is None:
             continue
         real, what = os.path.realpath(spec.location), f"route {spec.prefix}: location {spec.location}"

@@ -45,13 +45,22 @@ def remember(spec: RouteSpec) -> None:
             file.write(line)
 
 
-def remembered() -> list[Kept]:
-    """All that is on the list. Raises ValueError for a line that is none of ours, OSError."""
+def remembered() -> tuple[list[Kept], list[str]]:
+    """All that is on the list, and its lines that are none of ours. Raises OSError."""
+    found: list[Kept] = []
+    odd: list[str] = []
     try:
         lines = list_file().read_text(errors="surrogateescape").splitlines()
     except FileNotFoundError:
-        return []
-    try:
-        return [Kept(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError):
-        raise ValueError(f"{list_file()} has a line that is no place: mend or delete it") from None
+        return found, odd
+    for line in lines:
+        try:
+            one = Kept(**json.loads(line))
+        except (ValueError, TypeError):
+            odd.append(line)
+            continue
+        if all(isinstance(field, str) for field in one):
+            found.append(one)
+        else:
+            odd.append(line)
+    return found, odd

@@ -94,6 +94,8 @@ def remote_of(spec: RouteSpec, owner: tuple[int, int]) -> Remote:
 
 def _make(spec: RouteSpec, owner: tuple[int, int]) -> Remote:
     if spec.kind == "store":
+        if spec.uri == f"sqlite:{state_home() / os.path.basename(spec.uri)}":
+            state_home().mkdir(mode=0o700, parents=True, exist_ok=True)
         return open_store(spec.uri, items.namespace(spec.namespace, dict(spec.values)), owner)
     if spec.kind == "blob":
         if not spec.uri:
