@@ -1,5 +1,5 @@
 # make run: install what is missing, mount a tree and play one session in it.   make test: all tests.
-# make check: format, lint, types and the tests that need no mount.             make bench: ratios.
+# make check: format, lint, types and the tests that need no mount.             make bench: ratios (ARGS: its options).
 BIN := .venv/bin
 
 .PHONY: run test check bench setup setup-adapters clean
@@ -22,7 +22,7 @@ check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m "not mount and not slow"
 
 bench: setup-adapters
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

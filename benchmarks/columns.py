@@ -1,7 +1,7 @@
 """What is measured side by side: a host directory, vfsd by engine, other FUSE file systems where they are installed.
 
-Each column is a directory to work in and a way to make its caches cold; all live below one scratch directory and are
-taken down when the run ends, however it ends.
+Each column is a directory to work in; all live below one scratch directory and are taken down when the run ends,
+however it ends. One that can't be mounted is left out, and the report says why.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks import peers
 
 OWN = ("native", "unaudited", "ruled", "pyfuse3")
 """Columns of vfsd itself."""
+MOUNT_S = 120
+"""No mount of vfsd comes up or goes down slower."""
 
 
+@dataclass(frozen=True)
 class Column:
-    """One file system to measure. ``path`` is an empty directory in it."""
+    """One file system to measure. ``path`` is a directory in it."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        self.path = path
-
-    def cold(self) -> None:
-        """Drop the kernel's caches (as root; else what follows is warm, and the report says so)."""
-        os.sync()
-        with contextlib.suppress(PermissionError):
-            Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    name: str
+    path: Path
 
 
-def _run(*command: str | Path, **options: object) -> None:
-    subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+@dataclass
+class Columns:
+    """Those that are there, the host directory first, and of those that could not be mounted why."""
+
+    found: list[Column]
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def rules(count: int) -> str:
@@ -47,89 +49,66 @@ def rules(count: int) -> str:
 
 
 @contextlib.contextmanager
-def _vfsd(scratch: Path, engine: str, also: str = "", settings: str = "") -> Iterator[Column]:
+def _vfsd(scratch: Path, engine: str, also: str = "", settings: str = "") -> Iterator[Path]:
     name = f"bench-{engine}{also}"
     point, config = scratch / name, scratch / f"{name}.toml"
     point.mkdir()
     config.write_text(f'[routes."/"]\nkind = "state"\nlocation = "{scratch / name}-volume"\n{settings}\n')
     vfsd = [sys.executable, "-m", "vfsd"]
-    _run(*vfsd, "mount", "--name", name, "--engine", engine, "--config", config, point)
+    mount = [*vfsd, "mount", "--name", name, "--engine", engine, "--config", config, point]
+    subprocess.run([str(word) for word in mount], check=True, timeout=MOUNT_S, capture_output=True, text=True)
     try:
-        yield Column(f"vfsd {engine}{also}", point)
+        yield point
     finally:
-        _run(*vfsd, "umount", name)
+        subprocess.run([*vfsd, "umount", name], check=True, timeout=MOUNT_S, capture_output=True, text=True)
+
+
+def _installed(name: str) -> bool:
+    return name in OWN or shutil.which(peers.COMMANDS[name]) is not None
 
 
 @contextlib.contextmanager
-def _bindfs(scratch: Path) -> Iterator[Column]:
-    point, source = scratch / "bindfs", scratch / "bindfs-source"
-    point.mkdir()
-    source.mkdir()
-    _run("bindfs", source, point)
-    try:
-        yield Column("bindfs", point)
-    finally:
-        _run("fusermount3", "-uz", point)
-
-
-@contextlib.contextmanager
-def _rclone(scratch: Path) -> Iterator[Column]:
-    point, source = scratch / "rclone", scratch / "rclone-source"
-    point.mkdir()
-    source.mkdir()
-    command = ["rclone", "mount", source, point, "--vfs-cache-mode=full", f"--cache-dir={scratch / 'rclone-cache'}"]
-    server = subprocess.Popen([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_mounted(point)
-        yield Column("rclone", point)
-    finally:
-        _run("fusermount3", "-uz", point)
-        server.wait(30)
-
-
-@contextlib.contextmanager
-def _juicefs(scratch: Path) -> Iterator[Column]:
-    point, meta = scratch / "juicefs", f"sqlite3://{scratch / 'juicefs.db'}"
-    point.mkdir()
-    quiet = {"stderr": subprocess.DEVNULL}
-    _run("juicefs", "format", "--storage=file", f"--bucket={scratch / 'juicefs-data'}/", meta, "bench", **quiet)
-    _run(
-        "juicefs", "mount", "-d", "--no-usage-report", f"--cache-dir={scratch / 'juicefs-cache'}", meta, point, **quiet
-    )
-    try:
-        yield Column("juicefs", point)
-    finally:
-        _run("juicefs", "umount", "--force", point, **quiet)
-
-
-def _wait_mounted(point: Path) -> None:
-    for _ in range(200):
-        if os.path.ismount(point):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"{point} was not mounted within 10 s")
-
-
-@contextlib.contextmanager
-def columns(scratch: Path, wanted: list[str]) -> Iterator[list[Column]]:
+def columns(scratch: Path, wanted: list[str]) -> Iterator[Columns]:
     """The columns asked for (none: all that are installed), mounted; the host directory first."""
     host = scratch / "host"
     host.mkdir()
-    makers = {
-        "native": lambda: _vfsd(scratch, "native"),
-        "unaudited": lambda: _vfsd(scratch, "native", "-no-audit", "[audit]\nenabled = false"),
-        "ruled": lambda: _vfsd(scratch, "native", "-100-rules", rules(100)),
-        "pyfuse3": lambda: _vfsd(scratch, "pyfuse3"),
-        "bindfs": lambda: _bindfs(scratch),
-        "juicefs": lambda: _juicefs(scratch),
-        "rclone": lambda: _rclone(scratch),
+    makers: dict[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Path]]]] = {
+        "native": ("vfsd native", lambda: _vfsd(scratch, "native")),
+        "unaudited": ("vfsd, no audit", lambda: _vfsd(scratch, "native", "-no-audit", "[audit]\nenabled = false")),
+        "ruled": ("vfsd, 100 rules", lambda: _vfsd(scratch, "native", "-100-rules", rules(100))),
+        "pyfuse3": ("vfsd pyfuse3", lambda: _vfsd(scratch, "pyfuse3")),
     }
-    unknown = set(wanted) - makers.keys()
-    if unknown:
+    for name in peers.COMMANDS:
+        makers[name] = (name, lambda name=name: peers.mounted(name, scratch))  # type: ignore[misc]
+    if unknown := set(wanted) - makers.keys():
         raise SystemExit(f"unknown column {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
+    columns = Columns([Column("host", host)])
     with contextlib.ExitStack() as stack:
-        found = [Column("host", host)]
-        for name, make in makers.items():
-            if name in wanted or (not wanted and (name in OWN or shutil.which(name))):
-                found.append(stack.enter_context(make()))
-        yield found
+        for key, (name, make) in makers.items():
+            if key not in wanted and (wanted or not _installed(key)):
+                continue
+            stack.enter_context(_taken_down(name))
+            try:
+                columns.found.append(Column(name, stack.enter_context(make())))
+            except (OSError, subprocess.SubprocessError) as error:
+                columns.failed[name] = reason(error)
+        yield columns
+
+
+@contextlib.contextmanager
+def _taken_down(name: str) -> Iterator[None]:
+    """What fails when one column goes must keep no other from going."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"{name} was not taken down: {reason(error)}", file=sys.stderr)
+
+
+def reason(error: BaseException) -> str:
+    """One line that says why, with the last of what a program printed."""
+    told = getattr(error, "stderr", None) or getattr(error, "stdout", None) or ""
+    lines = [line for line in os.fsdecode(told).splitlines() if line.strip()]
+    if isinstance(error, subprocess.CalledProcessError):
+        command = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd[:2]))
+        return f"{command}: {lines[-1].strip() if lines else f'exit status {error.returncode}'}"
+    return f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
