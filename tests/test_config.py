@@ -164,6 +164,34 @@ def test_route_option_mistakes(text: str) -> None:
         parse_route(text)
 
 
+STORES = "sqlite:PATH, postgresql://USER@HOST/DATABASE, memory: or factory:MODULE:FUNCTION"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("store:mongodb://me:secret@x", f"a store has no scheme 'mongodb': use {STORES}"),
+        ("store:redis://127.0.0.1:1", f"a store has no scheme 'redis': use {STORES}"),
+        ("store:s.db", f"'s.db' has no scheme: use {STORES}"),
+        ("store:sqlite:", f"'sqlite:' names no place: use {STORES}"),
+        ("store:factory:module", f"'factory:module' names no place: use {STORES}"),
+        ("blob:gs://bucket", "a blob has no scheme 'gs': use a directory or s3://BUCKET/PREFIX"),
+        ("blob:s3:///prefix", "'s3:///prefix' names no place: use a directory or s3://BUCKET/PREFIX"),
+        ("backend:factory:module", "'factory:module' names no place: use factory:MODULE:FUNCTION"),
+        ("backend:module:make", "a backend has no scheme 'module': use factory:MODULE:FUNCTION"),
+    ],
+)
+def test_a_place_that_is_none(tmp_path: Path, place: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_route(f"/r/={place}")
+    assert str(caught.value) == f"route /r/: {why}"
+    kind, _, location = place.partition(":")
+    path = write(tmp_path, f'[routes."/r/"]\nkind = "{kind}"\nlocation = "{location}"\n')
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value) == f"{path}:1: route /r/: {why}"
+
+
 def test_defaults(tmp_path: Path) -> None:
     whole = complete(Config())
     home = tmp_path / "state/vfsd"

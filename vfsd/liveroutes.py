@@ -7,9 +7,12 @@ it is closed. Must not know sockets; ``doors.rpcroutes`` asks it, the daemon mak
 from __future__ import annotations
 
 import errno
+import inspect
 import logging
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import trio
 from vfsd.backends.base import VolumeError
 from vfsd.config import Config, ConfigError, RouteSpec, finished, parse_route
 from vfsd.core.changes import Dentry
-from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK
+from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK, ROOT_NODE
 from vfsd.feed import Feed
 from vfsd.process.mountpoint import MountpointError, check_places
 from vfsd.remote.choose import place_of
@@ -27,6 +30,8 @@ from vfsd.routes import Route, RouteTable
 
 log = logging.getLogger(__name__)
 
+MANY = 1000
+"""Hidden entries that are counted."""
 
 Prepare = Callable[[list[Route]], Callable[[], None]]
 
@@ -71,6 +76,11 @@ class Gone:
 
     def close(self) -> None:
         """It was."""
+
+
+async def _got(result: Any) -> Any:
+    """What a volume gives at once, or when waited for."""
+    return await result if inspect.isawaitable(result) else result
 
 
 class LiveRoutes:
@@ -119,15 +129,19 @@ class LiveRoutes:
             await volume.follow()
 
     async def add(self, text: str, cwd: str, values: Mapping[str, str]) -> dict[str, Any]:
-        """Mount ``PREFIX=KIND[:LOCATION][#NAMESPACE]``; what ``status`` says of it. EINVAL, EEXIST, ENOTDIR, EIO."""
+        """Mount ``PREFIX=KIND[:LOCATION][#NAMESPACE]``; what ``status`` says of it, and warnings.
+
+        EINVAL, EEXIST, EBUSY, ENOTDIR, EIO.
+        """
         try:
             spec = finished(parse_route(text, Path(cwd)), self._config, values)
-            await self.change([spec], [])
+            warnings = await self.change([spec], [])
         except ConfigError as exc:
             raise OSError(errno.EINVAL, str(exc)) from None
         volume = next((r.volume for r in self._table.routes if r.prefix == os.fsencode(spec.prefix)), None)
         problem = getattr(volume, "problem", None)
-        return {"prefix": spec.prefix, "kind": spec.kind, "location": place_of(spec), "problem": problem}
+        told = {"prefix": spec.prefix, "kind": spec.kind, "location": place_of(spec), "problem": problem}
+        return told | {"warnings": warnings}
 
     async def remove(self, prefix: str) -> None:
         """Take a route out of the tree. ENOENT, EBUSY while a file of it is open or a route is mounted in it."""
@@ -139,7 +153,7 @@ class LiveRoutes:
     async def change(
         self, add: Sequence[RouteSpec], remove: Sequence[str], prepare: Prepare = lambda routes: lambda: None
     ) -> list[str]:
-        """Add and remove routes, all or none; a sentence for each added one that does not work for now.
+        """Add and remove routes, all or none; a sentence for each added one that hides files or does not work for now.
 
         ``prepare`` is given the routes there will be; what it returns happens with the change and can't fail, what it
         raises stops it. OSError: EEXIST, ENOENT, EBUSY, ENOTDIR, EIO, EINVAL.
@@ -152,6 +166,7 @@ class LiveRoutes:
                     fresh.append(await self._opened(spec, len(self._table.volumes) + len(fresh), fresh))
                 for route in going:
                     await route.volume.syncfs()
+                hidden = [text for route in fresh if (text := await self._hides(route, going))]
                 commit = prepare([r for r in self._table.routes if r not in going] + fresh)
                 self._lay(fresh, going)
             except BaseException:
@@ -171,7 +186,7 @@ class LiveRoutes:
             for route in going:
                 await trio.to_thread.run_sync(route.volume.close)
         broken = [(os.fsdecode(r.prefix), problem) for r in fresh if (problem := getattr(r.volume, "problem", None))]
-        return [f"route {prefix} is there, but does not work: {problem}" for prefix, problem in broken]
+        return hidden + [f"route {prefix} is there, but does not work: {problem}" for prefix, problem in broken]
 
     def _removable(self, prefix: str) -> Route:
         wanted = os.fsencode(prefix)
@@ -201,6 +216,38 @@ class LiveRoutes:
             raise OSError(errno.EIO, str(exc)) from None
         volume._feed = self._feed
         return Route(prefix, spec.kind, place_of(spec), volume)
+
+    async def _hides(self, route: Route, going: Sequence[Route]) -> str:
+        """A sentence about the entries that will be hidden below the route, empty when there are none.
+
+        EBUSY where another route, not of ``going``, would be hidden, ENOTDIR where anything but a directory.
+        """
+        table, at, path = self._table, ROOT_NODE, b""
+        for other in table.routes:
+            if other.prefix.startswith(route.prefix) and other not in going:
+                text = f"route {os.fsdecode(other.prefix)} is mounted there, which it would hide: remove that first"
+                raise OSError(errno.EBUSY, f"route {os.fsdecode(route.prefix)} can't be added: {text}")
+        for name in filter(None, route.prefix.split(b"/")):
+            path += b"/" + name
+            volume, laid = table.volumes[at >> NODE_BITS], table.overlays.get(at, {}).get(name)
+            if laid is not None and not laid.weak:
+                at = laid.ino
+                continue
+            try:
+                found = await _got(volume.lookup(at, name))
+            except OSError:
+                return ""
+            if not stat.S_ISDIR(found.mode):
+                what = "a symbolic link" if stat.S_ISLNK(found.mode) else "a file"
+                text = f"{os.fsdecode(path)} is {what} in the tree: move or delete it first"
+                raise OSError(errno.ENOTDIR, f"route {os.fsdecode(route.prefix)} can't be added: {text}")
+            at = found.ino
+        try:
+            count = sum(1 for _ in islice(await _got(table.volumes[at >> NODE_BITS].children(at)), MANY + 1))
+        except OSError:
+            return ""
+        many = f"more than {MANY} entries" if count > MANY else "1 entry" if count == 1 else f"{count} entries"
+        return f"route {os.fsdecode(route.prefix)} hides {many} of the tree until it is removed" if count else ""
 
     def _open_at(self, spec: RouteSpec, base: int) -> Any:
         try:

@@ -92,49 +92,61 @@ def test_a_route_that_cannot_work_says_which_and_why(world: World, tmp_path: Pat
     assert (m / "good" / "f").read_text() == "x"
 
 
-STORES = "sqlite:PATH, postgresql://USER@HOST/DATABASE, memory: or factory:MODULE:FUNCTION"
-
-
-@pytest.mark.parametrize(
-    ("place", "why"),
-    [
-        ("store:mongodb://me:secret@x", f"a store has no scheme 'mongodb': use {STORES}"),
-        ("store:redis://127.0.0.1:1", f"a store has no scheme 'redis': use {STORES}"),
-        ("store:s.db", f"'s.db' has no scheme: use {STORES}"),
-        ("store:sqlite:", f"'sqlite:' names no place: use {STORES}"),
-        ("store:factory:module", f"'factory:module' names no place: use {STORES}"),
-        ("blob:gs://bucket", "a blob has no scheme 'gs': use a directory or s3://BUCKET/PREFIX"),
-        ("blob:s3:///prefix", "'s3:///prefix' names no place: use a directory or s3://BUCKET/PREFIX"),
-        ("backend:factory:module", "'factory:module' names no place: use factory:MODULE:FUNCTION"),
-        ("backend:module:make", "a backend has no scheme 'module': use factory:MODULE:FUNCTION"),
-    ],
-)
-def test_a_place_that_is_none_is_refused_and_recorded_nowhere(
-    world: World, tmp_path: Path, place: str, why: str
-) -> None:
-    kind, _, location = place.partition(":")
+def test_a_place_that_is_none_is_refused_and_recorded_nowhere(world: World, tmp_path: Path) -> None:
+    why = "route /r/: a store has no scheme 'redis': use sqlite:PATH, postgresql://"
     config = tmp_path / "vfsd.toml"
     plain = '[routes."/"]\nkind = "memory"\n'
     config.write_text(plain)
     (tmp_path / "mnt").mkdir()
     world.vfsd("mount", tmp_path / "mnt", "--name", "two", "--config", config)
-    config.write_text(f'{plain}[routes."/r/"]\nkind = "{kind}"\nlocation = "{location}"\n')
-    (tmp_path / "other").mkdir()
+    config.write_text(f'{plain}[routes."/r/"]\nkind = "store"\nlocation = "redis://:secret@x"\n')
     try:
         for args, code in (
-            (("mount", tmp_path / "other", "--route", f"/r/={place}"), 2),
-            (("mount", tmp_path / "other", "--config", config), 1),
-            (("route", "add", f"/r/={place}", "--name", "two"), 2),
+            (("mount", tmp_path, "--route", "/r/=store:redis://:secret@x"), 2),
+            (("mount", tmp_path, "--config", config), 1),
+            (("route", "add", "/r/=store:redis://:secret@x", "--name", "two"), 2),
             (("reload", "two"), 1),
         ):
             said = world.vfsd(*args, code=code).stderr
-            assert f"route /r/: {why}" in said
+            assert why in said
             assert len(said.splitlines()) == 1
             assert "secret" not in said
         assert "/r/" not in world.vfsd("status", "--json").stdout
         assert not (tmp_path / "state/vfsd/places").exists()
     finally:
         world.vfsd("umount", "two")
+
+
+def test_what_a_new_route_would_hide(world: World, tmp_path: Path) -> None:
+    m = world.mount("/m/=memory", "/deep/er/=memory", f"/store/=store:sqlite:{tmp_path}/s.db")
+    with Client(socket=world.socket()) as client:
+
+        def added(prefix: str) -> list[str]:
+            warnings: list[str] = client.call("route", action="add", route=f"{prefix}=memory")["route"]["warnings"]
+            return warnings
+
+        for top, at in ((m, "/"), (m / "m", "/m/"), (m / "store", "/store/")):
+            (top / "file").write_text("seen\n")
+            (top / "link").symlink_to("full")
+            (top / "full").mkdir()
+            (top / "full" / "a").write_text("a\n")
+            (top / "empty").mkdir()
+            for name, what in (("file", "a file"), ("link", "a symbolic link"), ("file/below", "a file")):
+                first = name.partition("/")[0]
+                why = f"route {at}{name}/ can't be added: {at}{first} is {what} in the tree: move or delete it first"
+                with pytest.raises(OSError, match=why):
+                    added(at + name)
+            assert (top / "file").read_text() == "seen\n"
+            assert added(f"{at}full") == [f"route {at}full/ hides 1 entry of the tree until it is removed"]
+            assert os.listdir(top / "full") == []
+            assert added(f"{at}empty") == []
+            client.call("route", action="remove", prefix=f"{at}full")
+            assert os.listdir(top / "full") == ["a"]
+        why = "route /deep/ can't be added: route /deep/er/ is mounted there, which it would hide: remove that first"
+        with pytest.raises(OSError, match=why):
+            added("/deep")
+    done = world.vfsd("route", "add", "/full=memory", "--name", "one")
+    assert done.stderr == "vfsd: route /full/ hides 1 entry of the tree until it is removed\n"
 
 
 def test_a_database_in_no_directory_is_refused(world: World, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,9 @@ def _add(args: argparse.Namespace) -> int:
     reply = ask(entry["socket"], "route", SECONDS, action="add", route=args.route, cwd=os.getcwd(), values=values)
     route = reply["route"]
     print(f"{route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
-    if route["problem"]:
-        raise Failure(f"route {route['prefix']} is there, but does not work: {route['problem']}")
-    return 0
+    for warning in route["warnings"]:
+        print(f"vfsd: {warning}", file=sys.stderr)
+    return 1 if route["problem"] else 0
 
 
 def _remove(args: argparse.Namespace) -> int:
