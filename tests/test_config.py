@@ -157,6 +157,9 @@ def test_route_option_expands_home(tmp_path: Path) -> None:
         "/../x=state",
         "/.vfsd=memory",
         "/.checkpoints/x=state",
+        "/w=local:/x\0y",
+        "/w=store:sqlite:/x\0y",
+        f"/{'n' * 256}=memory",
     ],
 )
 def test_route_option_mistakes(text: str) -> None:

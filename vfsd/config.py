@@ -19,6 +19,7 @@ from urllib.parse import quote
 from vfsd import executeconfig, metricsconfig
 from vfsd.backends.remote import RemoteError, check_place
 from vfsd.core import ids
+from vfsd.core.types import NAME_MAX
 from vfsd.executeconfig import DEFAULT_EXECUTE, ExecutePolicy
 from vfsd.metricsconfig import NO_METRICS, MetricsPolicy
 from vfsd.rules.config import NO_RULES, RulesSpec, with_tables
@@ -200,6 +201,8 @@ def _prefix(text: str) -> str:
     parts = [p for p in text.split("/") if p]
     if not text.startswith("/") or "." in parts or ".." in parts or "\0" in text:
         raise ConfigError(f"route prefix {text!r} must be an absolute path without '.' and '..'")
+    if any(len(os.fsencode(part)) > NAME_MAX for part in parts):
+        raise ConfigError(f"route prefix {text!r} has a name of more than {NAME_MAX} bytes")
     if parts and parts[0] in (".vfsd", ".checkpoints"):
         raise ConfigError(f"route prefix {text!r}: /{parts[0]} is vfsd's own: choose another")
     return "/" + "".join(p + "/" for p in parts)
@@ -216,6 +219,8 @@ def _route(
     """A checked route; its location made absolute, or left None for the default to be filled in by ``_complete``."""
     prefix = _prefix(prefix)
     _choice(f"route {prefix}: kind", kind, KINDS)
+    if "\0" in (location or "") or "\0" in str(relative_to):
+        raise ConfigError(f"route {prefix}: location {location!r} has a NUL")
     if kind == "local" and not location:
         raise ConfigError(f"route {prefix}: kind 'local' needs a location, the host directory it shows")
     if kind == "memory" and location:
@@ -450,7 +455,7 @@ def complete(
         table.setdefault("/memories/", RouteSpec("/memories/", "store", None))
         table.setdefault("/blobs/", RouteSpec("/blobs/", "blob", None))
     table = {prefix: finished(spec, config, values or {}) for prefix, spec in table.items()}
-    _check_locations(table.values())
+    check_locations(table.values())
     return replace(config, routes=tuple(table[p] for p in sorted(table)))
 
 
@@ -480,8 +485,11 @@ def finished(spec: RouteSpec, config: Config, values: Mapping[str, str]) -> Rout
     return spec
 
 
-def _check_locations(routes: Iterable[RouteSpec]) -> None:
-    """No state volume may be another route's location, lie inside one, or hold one: both would write the same files."""
+def check_locations(routes: Iterable[RouteSpec]) -> None:
+    """No state volume may be another route's location, lie inside one, or hold one: both would write the same files.
+
+    ConfigError.
+    """
     placed = [spec for spec in routes if spec.location is not None]
     for i, one in enumerate(placed):
         for other in placed[i + 1 :]:

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from vfsd.backends.base import VolumeError
-from vfsd.config import Config, ConfigError, RouteSpec, finished, parse_route
+from vfsd.config import Config, ConfigError, RouteSpec, check_locations, finished, parse_route
 from vfsd.core.changes import Dentry
 from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK, ROOT_NODE
 from vfsd.feed import Feed
@@ -81,6 +81,12 @@ class Gone:
 async def _got(result: Any) -> Any:
     """What a volume gives at once, or when waited for."""
     return await result if inspect.isawaitable(result) else result
+
+
+def _placed(route: Route) -> RouteSpec:
+    """What ``check_locations`` has to know of a route."""
+    directory = route.kind in ("state", "local", "blob") and route.location.startswith("/")
+    return RouteSpec(os.fsdecode(route.prefix), route.kind, Path(route.location) if directory else None)
 
 
 class LiveRoutes:
@@ -210,6 +216,7 @@ class LiveRoutes:
         prefix = os.fsencode(spec.prefix)
         if spec.prefix == "/" or any(route.prefix == prefix for route in (*self._table.routes, *others)):
             raise OSError(errno.EEXIST, f"there is a route {spec.prefix} already")
+        check_locations([*map(_placed, (*self._table.routes, *others)), spec])
         try:
             volume = await trio.to_thread.run_sync(self._open_at, spec, number << NODE_BITS)
         except VolumeError as exc:

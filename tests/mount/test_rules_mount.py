@@ -196,6 +196,32 @@ def test_no_other_name_for_a_denied_file(ruled: Ruled) -> None:
         os.close(fd)
 
 
+@pytest.mark.parametrize("where, way", [
+    ("", "unlink"), ("", "rename over"), ("", "delete"), ("", "go back"), ("mem/", "unlink"), ("mem/", "rename over"),
+])  # fmt: skip
+def test_what_may_not_be_read_may_not_be_read_without_a_name_either(ruled: Ruled, where: str, way: str) -> None:
+    """Where writing is allowed, a file can be removed; who holds on to it must not read it then."""
+    made = ruled.client.call("checkpoint", action="create", label="before")["result"]["id"]
+    (ruled / where / "box").mkdir()
+    (ruled / where / "box/key").write_text("content")
+    ruled.rule(f'[[rules]]\noperations = ["read"]\npaths = ["/{where}box/**"]\nmode = "deny"\n')
+    path, fd = ruled / where / "box/key", os.open(ruled / where / "box/key", os.O_PATH)
+    try:
+        denied(open, f"/proc/self/fd/{fd}")
+        if way == "unlink":
+            path.unlink()
+        elif way == "rename over":
+            path.with_name("new").touch()
+            path.with_name("new").rename(path)
+        elif way == "delete":
+            ruled.client.call("delete", path=f"/{where}box".encode())
+        else:
+            denied(ruled.client.call, "checkpoint", action="restore", ref=made)
+        denied(open, f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
 def test_links_are_found_after_a_restart(ruled: Ruled) -> None:
     os.link(ruled / "secrets/sub/key", ruled / "open/alias")
     ruled.world.vfsd("umount", "default")

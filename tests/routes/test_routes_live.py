@@ -38,6 +38,15 @@ def test_added_and_removed_while_mounted(world: World, tmp_path: Path) -> None:
     world.umount()
 
 
+def test_an_added_route_does_not_share_the_files_of_a_volume(world: World, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    world.mount(f"/v/=state:{volume}")
+    for where in (f"local:{volume}", f"local:{tmp_path}", f"state:{volume}/sub", f"blob:{volume}/blobs"):
+        refused = world.vfsd("route", "add", f"/x/={where}", "--name", "one", code=1).stderr
+        assert refused.startswith("vfsd: routes /v/ and /x/ both use "), refused
+    world.vfsd("route", "add", f"/x/=state:{tmp_path}/other", "--name", "one")
+
+
 def test_nested_routes_and_searches_from_above(world: World, tmp_path: Path) -> None:
     m = world.mount(
         f"/mem/=store:sqlite:{tmp_path}/a.db",

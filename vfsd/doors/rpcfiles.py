@@ -18,6 +18,7 @@ from vfsd.doors.rpcops import (
     Message,
     Session,
     content_of,
+    flags_of,
     natural,
     op,
     packed,
@@ -93,7 +94,7 @@ async def rename(s: Session, m: Message, caller: Caller) -> Message:
             need(s.vfs, caller, moved, WRITE)
     elif new.endswith(b"/"):
         fail(errno.ENOTDIR)
-    flags = natural(m, "flags", 0)
+    flags = flags_of(m)
     await s.vfs.rename(source.parent.ino, source.name, target.parent.ino, target.name, flags, caller)
     return {}
 
@@ -204,7 +205,7 @@ async def getxattr(s: Session, m: Message, caller: Caller) -> Message:
 async def setxattr(s: Session, m: Message, caller: Caller) -> Message:
     """{path, name, value, flags=0, follow=true} -> {}; flags: XATTR_CREATE 1, XATTR_REPLACE 2"""
     attr, name = await _xattr_of(s, m, caller, WRITE)
-    await s.vfs.setxattr(attr.ino, name, want(m, "value", bytes), natural(m, "flags", 0), caller)
+    await s.vfs.setxattr(attr.ino, name, want(m, "value", bytes), flags_of(m), caller)
     if name == acl.ACCESS and attr.mode & stat.S_ISGID and caller.uid and caller.gid != attr.gid:
         perm = (await s.vfs.getattr(attr.ino, caller)).mode & 0o7777
         await s.vfs.setattr(attr.ino, SetAttr(perm=perm & ~stat.S_ISGID), caller)
@@ -244,7 +245,7 @@ async def open_(s: Session, m: Message, caller: Caller) -> Message:
     """{path, flags=O_RDONLY, mode=0o644} -> {fh, attr}; the handle ends with the connection"""
     if len(s.handles) >= MAX_HANDLES:
         fail(errno.EMFILE)
-    flags = natural(m, "flags", os.O_RDONLY)
+    flags = flags_of(m)
     attr, fh = await s.paths.open(want(m, "path", bytes), flags, perm_of(m, "mode", 0o644), caller)
     number = s.number()
     s.handles[number] = Handle(attr.ino, fh, flags, stat.S_ISDIR(attr.mode))
@@ -315,7 +316,7 @@ async def fsync(s: Session, m: Message, caller: Caller) -> Message:
 async def seek(s: Session, m: Message, caller: Caller) -> Message:
     """{fh, offset, whence: SEEK_DATA 3 or SEEK_HOLE 4} -> {offset}"""
     handle = _for_reading(s, m)
-    return {"offset": await s.vfs.seek(handle.ino, handle.fh, natural(m, "offset"), natural(m, "whence"))}
+    return {"offset": await s.vfs.seek(handle.ino, handle.fh, natural(m, "offset"), natural(m, "whence", end=1 << 31))}
 
 
 @op
@@ -323,7 +324,7 @@ async def fallocate(s: Session, m: Message, caller: Caller) -> Message:
     """{fh, mode=0, offset, length} -> {}"""
     handle = _for_writing(s, m)
     offset, length = natural(m, "offset"), natural(m, "length")
-    await s.vfs.fallocate(handle.ino, handle.fh, natural(m, "mode", 0), offset, length, caller)
+    await s.vfs.fallocate(handle.ino, handle.fh, flags_of(m, "mode"), offset, length, caller)
     return {}
 
 

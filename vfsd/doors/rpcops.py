@@ -139,16 +139,23 @@ def want(message: Message, key: str, kind: type[_T], default: _T = _MISSING) -> 
         return value
     if value is _MISSING and default is not _MISSING:
         return default
-    name = {"bytes": "bin", "str": "text", "list": "a list", "bool": "a boolean", "int": "an integer"}[kind.__name__]
-    raise OSError(errno.EINVAL, f"'{message.get('op')}' needs '{key}' as {name}")
+    raise OSError(errno.EINVAL, f"'{message.get('op')}' needs '{key}' as {_NAMES[kind]}")
 
 
-def natural(message: Message, key: str, default: int = _MISSING) -> int:
-    """Like ``want``, for an integer from 0 up."""
+_NAMES = {bytes: "bin", str: "text", list: "a list", dict: "a map", bool: "a boolean", int: "an integer"}
+
+
+def natural(message: Message, key: str, default: int = _MISSING, *, end: int = 1 << 63) -> int:
+    """Like ``want``, for an integer from 0 up to ``end``."""
     value = want(message, key, int, default)
-    if not 0 <= value < 1 << 63:
+    if not 0 <= value < end:
         raise OSError(errno.EINVAL, f"'{key}' is out of range")
     return value
+
+
+def flags_of(message: Message, key: str = "flags", default: int = 0) -> int:
+    """An integer that is a C int to the system call it is for."""
+    return natural(message, key, default, end=1 << 31)
 
 
 def content_of(message: Message) -> bytes:

@@ -27,6 +27,8 @@ def serve(live: Live) -> None:
         action = want(m, "action", str)
         if action == "add":
             values = want(m, "values", dict, {})
+            if not all(type(value) is str for value in values.values()):
+                raise OSError(errno.EINVAL, "'route' needs 'values' as a map of text")
             return {"route": await live.add(want(m, "route", str), want(m, "cwd", str, "/"), values)}
         if action == "remove":
             await live.remove(want(m, "prefix", str))

@@ -5,7 +5,7 @@ and which of read and write an operation concerns. Must not know doors or config
 
 Invariants: a file is judged by all its known links, the strictest verdict counts; a link or a rename is a write to both
 paths, gives nobody a path that may be read where the old one may not, and takes nothing out of a directory from under a
-rule. An operation without a path (of an unlinked file) is allowed.
+rule. An unlinked file is judged by its last path if that may not be read; what else has no path is allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import CoroutineType
 from typing import Any
 
@@ -218,9 +218,11 @@ class Guard(Verdicts):
         if self._is_mute(ino, args[0]):
             return None
         path = self.path_in(ino, args[0])
-        if path is None or not self.of_path(path) & WRITES:
+        if path is None:
             return None
-        return self._settle(op, caller, [(WRITE, path)])
+        if op == "unlink":
+            self.leaves(ino, args[0], path)
+        return self._settle(op, caller, [(WRITE, path)]) if self.of_path(path) & WRITES else None
 
     def _create(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         found = self._entry(ino, args[0])
@@ -271,6 +273,8 @@ class Guard(Verdicts):
         moves = [(source, old, new)]
         if flags & RENAME_EXCHANGE:
             moves.append((self._vfs.peek(new_parent, new_name), new, old))
+        else:
+            self.leaves(new_parent, new_name, new)
         wants = [(WRITE, old), (WRITE, new), *(want for _, a, b in moves for want in self._unread(a, b))]
         waits = self._settle(op, caller, wants)
         trees = [(attr.ino, a, b) for attr, a, b in moves if attr is not None and stat.S_ISDIR(attr.mode)]
@@ -364,7 +368,7 @@ class Guard(Verdicts):
                 if not self.approvals.granted(caller, WRITE, path):
                     await self._ask("delete", caller, ((WRITE, path, True),), rule)
 
-    def restoring(self, changes: Iterable[Mapping[str, Any]], names: Iterable[frozenset[bytes]]) -> None:
+    def restoring(self, changes: Sequence[Mapping[str, Any]], names: Sequence[frozenset[bytes]]) -> None:
         """Before the tree is made what it was for somebody who has to keep the rules; a yes is the operator's to give.
 
         ``changes`` as ``vfsd.past.difference`` has them, ``names`` all paths that each file has and had. A directory
@@ -374,7 +378,14 @@ class Guard(Verdicts):
             if self.of_path(path) & WRITES:
                 verdict = DENY if self.of_path(path) & WRITE_DENY else INTERRUPT
                 raise _denied(WRITE, path, self._rule(WRITE, path, verdict), _GO_BACK)
-        for change in changes:
+        for change, known in zip(changes, names, strict=True):
+            # Without a name, or with another, it might be read.
+            reads = {path: self.of_path(path) & READS for path in sorted(known)}
+            if change["kind"] in ("deleted", "renamed") or len(set(reads.values())) > 1:
+                for path, bits in reads.items():
+                    if bits:
+                        verdict = DENY if bits & READ_DENY else INTERRUPT
+                        raise _denied(READ, path, self._rule(READ, path, verdict), _GO_BACK)
             if change["type"] == "directory" and change["kind"] == "renamed":
                 for path in (change["path"], change["old_path"]):
                     for layer in self.layers.values():

@@ -1,7 +1,8 @@
 """Verdicts on paths and inodes, remembered: what the layers of rules say of them, all links of a file considered.
 
 Owns the way from an inode to its paths, and the memory of verdicts. Must not know operations or callers. Invariants:
-the strictest verdict of all layers and of all known links counts; nothing remembered outlives a move or other rules.
+the strictest verdict of all layers and of all known links counts; nothing remembered outlives a move or other rules,
+but the last name of a file that has none any more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ PAST = b"/.checkpoints/"
 """Below it, after the checkpoint's name, a path is judged as what it is in the tree, too."""
 
 _CACHED = 1 << 16
+_NAMELESS = 1024
+"""Files without a name that are remembered before those that are no more are forgotten."""
 
 READ_DENY, READ_ASK, WRITE_DENY, WRITE_ASK, HIDDEN = 2, 1, 8, 4, 16
 READS, WRITES = READ_DENY | READ_ASK, WRITE_DENY | WRITE_ASK
@@ -51,6 +54,8 @@ class Verdicts:
         self._directories: dict[int, bytes] = {}
         self._speaking: dict[int, list[Policy] | None] = {}
         self._among: dict[bytes, list[Layer]] = {}
+        self._last: dict[int, bytes] = {}
+        self._last_max = _NAMELESS
         vfs.feed.subscribe(self._committed, shell=False)
 
     def forget(self) -> None:
@@ -137,15 +142,35 @@ class Verdicts:
         above = self._directory(parent)
         return None if above is None else above + name if above == b"/" else above + b"/" + name
 
+    def leaves(self, parent: int, name: bytes, path: bytes) -> None:
+        """An entry is about to go: what may not be read by its last name may not be read without one, while open."""
+        if not self.of_path(path) & READS:
+            return
+        attr = self._vfs.peek(parent, name)
+        if attr is None or stat.S_ISDIR(attr.mode):
+            return
+        if len(self._last) >= self._last_max:
+            self._last = {ino: at for ino, at in self._last.items() if self._is_there(ino)}
+            self._last_max = max(_NAMELESS, 2 * len(self._last))
+        self._last[attr.ino] = path
+
+    def _is_there(self, ino: int) -> bool:
+        try:
+            self._volumes[ino >> NODE_BITS].getattr(ino)
+        except OSError:
+            return False
+        return True
+
     def paths_of(self, ino: int) -> list[bytes]:
-        """Every known path of an inode; none for what was unlinked or is no more."""
+        """Every known path of an inode; the last one of what was unlinked, if it may not be read; else none."""
         if ino == self._vfs.root_ino:
             return [b"/"]
         if not hasattr(self._volumes[ino >> NODE_BITS], "links_of"):
             path = self._vfs.path_of(ino)
             return [] if path is None else [path]
         found = (self.path_in(parent, name) for parent, name in self.links_of(ino))
-        return [path for path in found if path is not None]
+        paths = [path for path in found if path is not None]
+        return paths or ([self._last[ino]] if ino in self._last else [])
 
     def links_of(self, ino: int) -> list[tuple[int, bytes]]:
         """Every known (directory, name) that leads to an inode."""
