@@ -329,7 +329,8 @@ class VfsDriver:
         return bytes(done(self.vfs.read(*self._handle(fh, reads=True), offset, length)))
 
     def pwrite(self, fh: int, data: bytes, offset: int) -> int:
-        return done(self.vfs.write(*self._handle(fh, writes=True), offset, data, self.caller))
+        handle, append = self._handle(fh, writes=True), bool(self._open[fh][2] & os.O_APPEND)
+        return done(self.vfs.write(*handle, offset, data, self.caller, append=append))
 
     def ftruncate(self, fh: int, size: int) -> None:
         ino, number = self._handle(fh, writes=True)

@@ -290,15 +290,12 @@ class TreeVolume(Residency):
     ) -> int:
         """Bytes written, fewer at the file size limit; EFBIG at it, EISDIR, EINVAL, ENOSPC.
 
-        An append, asked for or by the handle's O_APPEND, goes to the end as it is now: the kernel's idea of the size
-        may be older than the last tool write.
+        An ``append`` goes to the end as it is now: the kernel's idea of the size may be older than the last tool write.
+        The caller knows what O_APPEND is by now; fcntl(2) may have changed it since the open.
         """
         node = self._node(ino)
         if not stat.S_ISREG(node.mode):
             raise fail(errno.EISDIR if stat.S_ISDIR(node.mode) else errno.EINVAL)
-        if not append:
-            handle = self._handles.find(fh)
-            append = handle is not None and handle.append
         if append:
             offset = node.size
         room = FILE_MAX - offset

@@ -227,7 +227,7 @@ def test_bytes_and_holes(volume: Any) -> None:
 def test_appends_go_to_the_end_whatever_the_offset_says(volume: Any) -> None:
     ino = make(volume, b"f", b"12345")
     fh = volume.open(ino, os.O_WRONLY | os.O_APPEND, ME)
-    volume.write(ino, fh, 0, b"6", ME)
+    volume.write(ino, fh, 0, b"6", ME, True)
     volume.release(ino, fh)
     volume.write(ino, 0, 0, b"7", ME, True)
     assert content(volume, ino) == b"1234567"

@@ -80,8 +80,7 @@ def test_handles_pin_and_unpin() -> None:
     one, two = handles.add(f, os.O_RDONLY), handles.add(f, os.O_WRONLY | os.O_APPEND)
     assert f.pins == 2
     assert len({0, one, two}) == 3
-    assert not handles.get(one).append
-    assert handles.get(two).append
+    assert handles.get(two).flags == os.O_WRONLY | os.O_APPEND
     assert handles.find(0) is None
     assert handles.remove(one) is f
     assert f.pins == 1

@@ -65,7 +65,7 @@ def test_append_handle_follows_the_hosts_end(vol: LocalVolume, host: Path) -> No
     fh = vol.open(ino, os.O_WRONLY | os.O_APPEND, ME)
     with (host / "log").open("ab") as f:
         f.write(b"two\n")
-    assert vol.write(ino, fh, 4, b"three\n", ME) == 6
+    assert vol.write(ino, fh, 4, b"three\n", ME, append=True) == 6
     assert (host / "log").read_bytes() == b"one\ntwo\nthree\n"
     vol.release(ino, fh)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import select
 from collections.abc import Callable
@@ -90,6 +91,38 @@ def test_whiteouts_are_refused(tree: Mounted, fd: int) -> None:
 def test_an_offset_may_be_beyond_the_largest_file(tree: Mounted, fd: int) -> None:
     assert os.lseek(fd, 1 << 62, os.SEEK_SET) == 1 << 62
     assert os.read(fd, 10) == b""
+    os.close(fd)
+
+
+def test_stores_through_a_map_are_a_change_when_they_are_written_out(tree: Mounted, fd: int) -> None:
+    with mmap.mmap(fd, 16384) as mapped:
+        mapped[0] = 0
+        os.utime(fd, ns=(7, 7))
+        assert os.fstat(fd).st_mtime_ns == 7
+        mapped.flush()
+        assert os.fstat(fd).st_mtime_ns > 7
+        os.utime(fd, ns=(7, 7))
+        mapped.flush()
+    assert os.fstat(fd).st_mtime_ns == 7
+    os.close(fd)
+
+
+def test_stores_behind_the_end_come_out_when_the_file_grows_under_a_map(tree: Mounted, fd: int) -> None:
+    with mmap.mmap(fd, 16384) as mapped:
+        os.ftruncate(fd, 4097)
+        mapped[4097] = ord("C")
+        os.ftruncate(fd, 8192)
+        assert os.pread(fd, 3, 4096) == b"xC\0"
+    os.ftruncate(fd, 5000)
+    with mmap.mmap(fd, 5000) as mapped:
+        mapped.flush()
+    os.ftruncate(fd, 8192)
+    assert os.pread(fd, 10, 4999) == b"\0" * 10
+    os.close(fd)
+
+
+def test_reads_that_may_not_wait_are_refused(tree: Mounted, fd: int) -> None:
+    assert code(lambda: os.preadv(fd, [bytearray(3)], 0, os.RWF_NOWAIT)) == errno.EOPNOTSUPP
     os.close(fd)
 
 

@@ -175,6 +175,23 @@ def locks(at: str, t: Told) -> None:
     t.tell((in_child(flock(fcntl.LOCK_EX)), in_child(record(fcntl.F_RDLCK, 49, 1))))
 
 
+def appending_by_fcntl(at: str, t: Told) -> None:
+    """O_APPEND is what F_SETFL has made of it, not what open(2) was given."""
+    make(f"{at}/g", b"source")
+    source = os.open(f"{at}/g", os.O_RDONLY)
+    for flags in (os.O_APPEND, 0):
+        make(f"{at}/f", b"abcdef")
+        fd = os.open(f"{at}/f", os.O_RDWR | flags)
+        for now in (0, os.O_APPEND, 0):
+            fcntl.fcntl(fd, fcntl.F_SETFL, now)
+            os.lseek(fd, 2, os.SEEK_SET)
+            t.call(lambda fd=fd: (os.write(fd, b"W"), os.pwrite(fd, b"P", 4), os.lseek(fd, 0, os.SEEK_CUR)))
+            t.call(lambda fd=fd: os.copy_file_range(source, fd, 2, 0, 0))
+            t.tell(os.pread(fd, 100, 0))
+        os.close(fd)
+    os.close(source)
+
+
 def leases(at: str, t: Told) -> None:
     make(f"{at}/f")
     fd = os.open(f"{at}/f", os.O_RDONLY)
@@ -272,8 +289,8 @@ def signals(at: str, t: Told) -> None:
 
 
 STORIES = [
-    rename_flags, copying_ranges, sending_and_splicing, direct_io, locks, leases, times, extended_attributes,
-    limits_of_size, signals,
+    rename_flags, copying_ranges, sending_and_splicing, direct_io, locks, appending_by_fcntl, leases, times,
+    extended_attributes, limits_of_size, signals,
 ]  # fmt: skip
 
 

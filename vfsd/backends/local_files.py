@@ -8,6 +8,7 @@ that one call.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -63,12 +64,20 @@ class HostAttr:
 class Open:
     """One open: of a file with descriptor ``fd``, or (``fd`` -1) of a directory, whose names ``local.py`` keeps."""
 
-    __slots__ = ("fd", "inode", "writes")
+    __slots__ = ("appends", "fd", "inode", "writes")
 
     def __init__(self, inode: Inode, fd: int, flags: int = os.O_RDONLY) -> None:
         self.inode = inode
         self.fd = fd
         self.writes = flags & os.O_ACCMODE != os.O_RDONLY
+        self.appends = bool(flags & os.O_APPEND)
+
+    def anywhere(self) -> int:
+        """The descriptor, which from now on writes where it is told to, though it was opened with O_APPEND. EPERM."""
+        if self.appends:
+            fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_APPEND)
+            self.appends = False
+        return self.fd
 
 
 def put(node: int, st: os.stat_result) -> Put:
@@ -263,12 +272,13 @@ class LocalFiles:
         append: bool = False,
         clear_suid: bool = False,
     ) -> int:
-        """pwrite(2), or at the end for ``append`` and for an O_APPEND handle; fewer bytes when the host stops short."""
+        """pwrite(2), or at the end for ``append``; fewer bytes when the host stops short."""
         if self.read_only:
             raise fail(errno.EROFS)
         opened = self._opens.get(fh)
         if opened is not None and opened.fd >= 0:
-            return self._write(opened.fd, opened.inode, offset, data, caller, append, clear_suid)
+            fd = opened.fd if append else opened.anywhere()
+            return self._write(fd, opened.inode, offset, data, caller, append, clear_suid)
         with self._opened(ino, 0, os.O_WRONLY) as fd:
             return self._write(fd, self._inode(ino), offset, data, caller, append, clear_suid)
 
@@ -337,6 +347,8 @@ class LocalFiles:
         self._may_write()
         inode = self._inode(ino_out)
         with self._opened(ino_in, fh_in, os.O_RDONLY) as source, self._opened(ino_out, fh_out, os.O_WRONLY) as target:
+            if fh_out:
+                self._open(fh_out).anywhere()
             done = os.copy_file_range(source, target, min(length, _COPY_PIECE), off_in, off_out)
             if done:
                 self._tell(caller, "write", inode, target, Write(inode.node, off_out, b""))

@@ -16,12 +16,11 @@ class Handle:
     ``more``: those still to come.
     """
 
-    __slots__ = ("append", "flags", "more", "names", "node")
+    __slots__ = ("flags", "more", "names", "node")
 
     def __init__(self, node: Node, flags: int) -> None:
         self.node = node
         self.flags = flags
-        self.append = bool(flags & os.O_APPEND)
         self.names: list[bytes] | None = None
         self.more: Iterator[list[tuple[bytes, Node]]] | None = None
 
