@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import random
 import socket
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from rpc_server import Raw, Server, errno_of
 from agenttools import wire
 from agenttools.client import Client
 from agenttools.wire import Encoder
-from vfsd.doors import rpc, rpcroom
+from vfsd.doors import rpc, rpcroom, turns
 from vfsd.doors.rpcops import OPS
 
 
@@ -44,6 +46,32 @@ def test_a_thousand_pipelined_requests_are_all_answered(server: Server) -> None:
         answered = {raw.receive()["id"] for _ in range(1000)}
         sender.join(10)
         assert answered == set(range(2, 1002))
+
+
+def test_a_turn_of_the_loop_answers_few_of_many_clients(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes a millisecond a look: others have theirs between, however many clients have asked."""
+    looks = itertools.count(time.perf_counter(), 0.001)
+    answered: list[int] = []
+
+    async def beside() -> None:
+        while True:
+            answered.append(server.vfs.counters()["observed"])
+            await trio.lowlevel.checkpoint()
+
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Raw(server)) for _ in range(40)]
+        server.on_loop(trio.lowlevel.spawn_system_task, beside)
+        held = threading.Event()
+        holder = threading.Thread(target=server.on_loop, args=(held.wait, 5))
+        holder.start()
+        for client in clients:
+            client.send(id=2, op="stat", path=b"/")
+        monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
+        held.set()
+        holder.join(5)
+        assert all(client.receive()["ok"] for client in clients)
+    each = [after - before for before, after in itertools.pairwise(answered)]
+    assert 0 < max(each) <= 4
 
 
 def test_a_slow_request_holds_up_nothing_and_can_be_cancelled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

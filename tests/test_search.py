@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -370,3 +372,34 @@ def test_files_that_vanish_during_a_search_are_no_error() -> None:
     files: Mapping[str, bytes | str] = {f"/d{i % 50}/f{i}": "x\n" for i in range(3000)}
     found = searching(files, run)
     assert 1500 <= len(found.matches) <= 3000
+
+
+def test_directories_in_a_pattern_do_not_multiply_its_time() -> None:
+    """``**`` four times, a path of 300 names: at every place in turn, that took minutes in which nothing else ran."""
+    deep = "/" + "/".join("a" * 300)
+    assert glob([deep], "**/a/" * 3 + "**/b/*") == []
+    assert glob([deep, "/a/x/a/b/c"], "**/a/" * 2 + "**/b/*") == ["/a/x/a/b/c"]
+
+
+def test_a_search_gives_way_between_names_however_slow_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes a millisecond a look: a directory of 200 names takes many turns."""
+    looks = itertools.count()
+    monkeypatch.setattr(search, "time", SimpleNamespace(perf_counter=lambda: next(looks) / 1000))
+    turns = 0
+
+    async def run(paths: Paths) -> Any:
+        async def beside() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside)
+            found = await search.glob(paths, "*[0-9]", b"/", ROOT)
+            nursery.cancel_scope.cancel()
+        return found
+
+    found = searching({f"/f{i}": "x" for i in range(200)}, run)
+    assert len(found.matches) == 200
+    assert turns > 50

@@ -22,8 +22,8 @@ from itertools import islice
 from typing import NamedTuple
 
 import trio
-from wcmatch import glob as wcglob
 
+from vfsd.core import globs
 from vfsd.core.types import Attr, Caller
 from vfsd.paths import READ, SEARCH, Paths, may
 
@@ -43,8 +43,10 @@ MAX_LINE_SHOWN = 16384
 MAX_LINE = 16 << 20
 """A file with a longer line than this is not text."""
 
-_PIECE = 1 << 20
+_PIECE = 256 << 10
 _BATCH = 250
+_LONG = 256
+"""Characters of a pattern that takes about a millisecond to compile; braces may stand for a thousand patterns."""
 _MAGIC = re.compile(r"[*?\[\]{}()!+@|\\]")
 _SUFFIX = re.compile(r"\*([\w.-]*)(?:\{([\w.-]+(?:,[\w.-]+)+)\})?([\w.-]*)", re.ASCII)
 _DOT_SEGMENT = re.compile(r"(?:^|[/{,(|\[\\])\.")
@@ -144,10 +146,16 @@ def _name_matcher(pattern: str) -> Callable[[bytes, bytes], bool]:
 
 def _regex(pattern: str, given: str) -> Callable[[str], re.Match[str] | None]:
     try:
-        include, _ = wcglob.translate(pattern, flags=wcglob.BRACE | wcglob.GLOBSTAR)
-        return re.compile("|".join(f"(?:{part})" for part in include)).fullmatch
-    except Exception as exc:  # wcmatch raises only types of its private modules
+        return globs.compiled(pattern)
+    except ValueError as exc:
         raise OSError(errno.EINVAL, f"Invalid glob pattern {given!r}: {exc}") from exc
+
+
+async def _matcher(pattern: str) -> Matcher:
+    """``Matcher``, in a thread where it may take long."""
+    if "{" not in pattern and len(pattern) <= _LONG:
+        return Matcher(pattern)
+    return await trio.to_thread.run_sync(Matcher, pattern)
 
 
 class _OutOfTime(Exception):
@@ -180,8 +188,11 @@ class _Walk:
         if now > self.due:
             if now > self._deadline:
                 raise _OutOfTime
-            await trio.lowlevel.checkpoint()
-            self.due = time.perf_counter() + _TICK_S
+            await self._give_way()
+
+    async def _give_way(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.due = time.perf_counter() + _TICK_S
 
     async def start(self, root: bytes, attr: Attr, matcher: Matcher | None, *, contents: bool = False) -> None:
         """Begin at directory ``root``, a whole path that ends with a slash.
@@ -221,6 +232,7 @@ class _Walk:
         depth = below.count(b"/")
         matcher, caller, skip, contents = self._matcher, self._caller, self._skip, self._contents
         match = matcher.match if matcher is not None else None
+        now = time.perf_counter
         # What a rule denies, or would have somebody asked for, is passed by.
         allowed = _any if self._vfs.guard is None else self._vfs.guard.may_read
         runs: list[list[_Entry]] = []
@@ -228,6 +240,8 @@ class _Walk:
         while chunk := list(islice(entries, _BATCH)):
             found: list[_Entry] = []
             for name, attr in chunk:
+                if now() > self.due:  # a pattern with a thousand alternatives takes a millisecond a name
+                    await self._give_way()
                 kind = attr.mode & 0o170000
                 if kind == 0o100000:
                     if (match is None or match(name, below + name)) and (
@@ -263,7 +277,7 @@ async def glob(
 
     Raises EINVAL for a refused pattern, ENOTDIR when ``path`` is no directory, and what a lookup of it raises.
     """
-    matcher = Matcher(pattern)
+    matcher = await _matcher(pattern)
     attr = await paths.resolve(path, caller)
     if not stat.S_ISDIR(attr.mode):
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -299,7 +313,7 @@ async def grep(
     Hidden and ignored files are searched too, ``.git`` below ``path`` is not. ``glob`` narrows the files; at most
     ``max_count`` lines come back. Raises EINVAL for a refused ``glob`` and what a lookup of ``path`` raises.
     """
-    matcher = Matcher(glob) if glob else None
+    matcher = await _matcher(glob) if glob else None
     attr = await paths.resolve(path, caller)
     walk = _Walk(paths, caller, budget_s)
     search = _Search(paths, pattern, walk, max_count, caller)

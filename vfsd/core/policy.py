@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from wcmatch import glob as wcglob
+from vfsd.core import globs
 
 READ, WRITE = "read", "write"
 OPERATIONS = (READ, WRITE)
@@ -22,7 +22,6 @@ ALLOW, INTERRUPT, DENY = 0, 1, 2
 
 MODES = {"allow": ALLOW, "interrupt": INTERRUPT, "deny": DENY}
 
-_FLAGS = wcglob.BRACE | wcglob.GLOBSTAR
 _WILDCARDS = frozenset("*?[{")
 
 RULES_MAX = 10_000
@@ -92,12 +91,9 @@ def _check_pattern(pattern: str) -> None:
 def _regexes(pattern: str) -> list[str]:
     """The regular expressions a path fully matches one of, if the pattern matches it."""
     try:
-        include, _ = wcglob.translate(pattern, flags=_FLAGS)
-        for one in include:
-            re.compile(one)
-    except Exception as exc:  # wcmatch raises only types of its private modules
+        return globs.regexes(pattern)
+    except ValueError as exc:
         raise RuleError(f"pattern {pattern!r} is malformed: {exc}") from exc
-    return list(include)
 
 
 class _Compiled:
@@ -209,8 +205,7 @@ class Policy:
         examples = _examples(pattern)
         for rule in self.rules[:at]:
             if operation in rule.operations and any(
-                pattern == one or all(wcglob.globmatch(example, one, flags=_FLAGS) for example in examples)
-                for one in rule.paths
+                pattern == one or all(globs.matches(example, one) for example in examples) for one in rule.paths
             ):
                 return rule
         return None
@@ -266,7 +261,7 @@ def _overlaps(pattern: str, target: str) -> bool:
     fixed, parts = _parts(anchor(pattern)), _parts(target)
     if not _WILDCARDS & set(pattern):
         return _begins(parts, fixed) or _begins(fixed, parts)
-    if not fixed or _begins(fixed, parts) or wcglob.globmatch(target, pattern, flags=_FLAGS):
+    if not fixed or _begins(fixed, parts) or globs.matches(target, pattern):
         return True
     if not _begins(parts, fixed):
         return False
@@ -275,12 +270,12 @@ def _overlaps(pattern: str, target: str) -> bool:
         return True
     # One component of fixed depth: what it matches may be a directory above the target.
     above = ("/" + "/".join(parts[:depth]) for depth in range(len(fixed), len(parts)))
-    return any(wcglob.globmatch(path, pattern, flags=_FLAGS) for path in above)
+    return any(globs.matches(path, pattern) for path in above)
 
 
 def _examples(pattern: str) -> list[str]:
     """Paths the pattern matches, unlike enough that what matches them all can be taken to match whatever it does."""
     plain = re.sub(r"\[[^\]]*\]|\{[^}]*\}|\?", "q", pattern)
     deep = [plain.replace("**", middle).replace("*", "q1") for middle in ("q2", "q3/q4", "q5/q6/q7.q")]
-    matching = [path for path in deep if wcglob.globmatch(path, pattern, flags=_FLAGS)]
+    matching = [path for path in deep if globs.matches(path, pattern)]
     return matching or [pattern]

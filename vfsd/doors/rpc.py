@@ -57,6 +57,7 @@ from vfsd.doors.byhand import carry_on
 from vfsd.doors.rpcops import OPS, Session
 from vfsd.doors.rpcroom import PATIENCE_S, ROOM, Room
 from vfsd.doors.tally import Tally, took
+from vfsd.doors.turns import Turns
 from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
@@ -82,9 +83,6 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
 OUTBOX_MAX = 1 << 20
 """Bytes of replies the kernel would not take yet above which no more requests are read."""
-
-_SLICE_S = 0.003
-"""Seconds a pipelining peer may keep the loop before others get a turn."""
 
 _PIECE_MAX = 2000
 """Values packed at a stretch, which takes about a millisecond."""
@@ -127,6 +125,7 @@ class RpcDoor:
         self.uploaded = 0
         self.connections = 0
         self.room = Room()
+        self.turns = Turns()
         self._hello = hello
         self._version = version
         self._caller = squashed if root_squash else lambda caller: caller
@@ -162,6 +161,7 @@ class RpcDoor:
         path = os.fspath(path)
         listener = passed or listen(path)
         mine = None if passed else os.stat(path).st_ino
+        trio.lowlevel.add_instrument(self.turns)
         try:
             async with trio.open_nursery() as nursery:
                 task_status.started()
@@ -177,6 +177,7 @@ class RpcDoor:
                         continue
                     nursery.start_soon(self._connection, sock)
         finally:
+            trio.lowlevel.remove_instrument(self.turns)
             listener.close()
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == mine:
@@ -261,13 +262,13 @@ class Connection:
 
     async def _until_one_waits(self) -> tuple[int, Coroutine[Any, Any, None], Any] | None:
         """The first request that suspends (its id, itself, what it waits for); None when the peer is gone."""
-        decoder, sock = self._decoder, self._sock
-        began = time.perf_counter()
+        decoder, sock, turns = self._decoder, self._sock, self._door.turns
         while True:
             if self._owed > OUTBOX_MAX:
                 self._drained = trio.Event()
                 await self._drained.wait()
             try:
+                await turns.mine()
                 message = decoder.next()
                 if message is None:
                     if not self._has_room and decoder.missing + decoder.pending > CHUNK:
@@ -278,7 +279,6 @@ class Connection:
                     if not count:
                         return None
                     decoder.received(count)
-                    began = time.perf_counter()
                     continue
                 if self._has_room:
                     self._has_room = False
@@ -298,9 +298,6 @@ class Connection:
             try:
                 trap = request.send(None)
             except StopIteration:
-                if time.perf_counter() - began > _SLICE_S:
-                    await trio.lowlevel.checkpoint()
-                    began = time.perf_counter()
                 continue
             return number, request, trap
 
