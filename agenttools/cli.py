@@ -1,7 +1,7 @@
 """The ``agenttools`` command: each tool once, from a shell.
 
 Owns arguments, output for people and programs, and exit codes. Exit codes: 0 done, 1 the tool could not (or grep found
-nothing), 2 wrong usage, 3 no daemon to ask; execute exits as its command did.
+nothing), 2 wrong usage (or grep has nowhere to look), 3 no daemon to ask; execute exits as its command did.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from agenttools import checkpoints, tools
 from agenttools.checkpoints import CheckpointResult
 from agenttools.client import Client
 from agenttools.results import ExecuteResult, GrepResult, LsResult, ReadResult, Result
+from agenttools.wire import ignored_variables
 
 PROFILES = ("open", "tree", "offline")
 """As ``agenttools.confinement`` has them, which few commands need to load."""
@@ -32,7 +33,14 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit code."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, surplus = parser.parse_known_args(argv)
+    if surplus:
+        word = next((word for word in surplus if word.startswith("-")), surplus[0])
+        wrong = f"there is no option {word!r}" if word.startswith("-") else f"{word!r} is one word too many"
+        print(f"agenttools: {wrong}: see agenttools {args.tool} --help", file=sys.stderr)
+        return USAGE
+    for sentence in ignored_variables("XDG_RUNTIME_DIR"):
+        print(f"agenttools: {sentence}", file=sys.stderr)
     try:
         code = _run(parser, args)
         sys.stdout.flush()
@@ -56,7 +64,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             parser.error("mcp: --token-file goes with --http")
         if args.config is not None and args.thread is None:
             parser.error("mcp: --config goes with --thread")
-        return _mcp(args)
+        return _mcp(parser, args)
     try:
         client = Client(socket=args.socket, name=args.name, client="agenttools-cli", timeout=None)
     except ValueError as exc:
@@ -83,18 +91,22 @@ def _no_daemon(exc: OSError) -> int:
     return NO_DAEMON
 
 
-def _mcp(args: argparse.Namespace) -> int:
+def _mcp(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Serve until the client leaves. A daemon is not needed before the first tool call."""
     try:
         from agenttools import mcp
         from agenttools.daemons import ThreadClient
 
+        try:
+            address = None if args.http is None else mcp.Address.parse(args.http)
+        except ValueError as exc:
+            parser.error(f"mcp: --http: {exc}")
         if args.thread is None:
             client = Client(socket=args.socket, name=args.name, client="mcp")
         else:
             client = ThreadClient(args.thread, args.name, args.config, client="mcp")
         with client:
-            mcp.run(client, args.http, args.token_file, args.view, not args.text_only, args.profile)
+            mcp.run(client, address, args.token_file, args.view, not args.text_only, args.profile)
     except (ImportError, ValueError, OSError) as exc:
         said = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) and exc.filename else exc
         print(f"agenttools: {said}", file=sys.stderr)
@@ -161,7 +173,8 @@ def _exit_code(result: Result | CheckpointResult) -> int:
     if isinstance(result, ExecuteResult):
         return FAILED if result.exit_code is None else result.exit_code
     if isinstance(result, GrepResult) and not result.matches:
-        return FAILED
+        # As grep(1).
+        return USAGE if result.missing else FAILED
     return OK
 
 
@@ -177,6 +190,8 @@ def _show(result: Result | CheckpointResult, args: argparse.Namespace) -> None:
             _remark(notice)
     elif isinstance(result, GrepResult):
         matches = result.matches or []
+        if result.missing:
+            print(f"agenttools: {args.path}: No such file or directory", file=sys.stderr)
         if result.output_mode == "content":
             _out("".join(f"{match.path}:{match.line}:{match.text}\n" for match in matches))
         else:

@@ -294,7 +294,7 @@ class Address:
         host, _, port = text.rpartition(":")
         host = host.strip("[]") or "127.0.0.1"
         if not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"{text!r} is no [HOST:]PORT")
+            raise ValueError(f"{text!r} is no [HOST:]PORT, such as 8000 or 127.0.0.1:8000")
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(host).is_loopback:
                 return cls(host, int(port))
@@ -400,18 +400,17 @@ def serve_http(server: Server[Any], address: Address, token: str, started: Calla
 
 def run(
     client: Client,
-    http: str | None,
+    address: Address | None,
     token_file: str | None,
     view: View,
     structured: bool,
     profile: Profile | None = None,
 ) -> None:
-    """The command: serve over stdio, or at ``http``. Raises ValueError and OSError with a sentence for the user."""
+    """The command: serve over stdio, or at ``address``. Raises ValueError and OSError with a sentence for the user."""
     server = tool_server(client, view=view, profile=profile, structured=structured)
-    if http is None:
+    if address is None:
         serve_stdio(server)
         return
-    address = Address.parse(http)
     token, new = find_token(token_file)
 
     def started(url: str) -> None:

@@ -176,13 +176,17 @@ class GlobResult:
 
 @dataclass(frozen=True, slots=True)
 class GrepResult:
-    """Lines by path and number. ``truncated``: there are more, or may be. ``output_mode`` is for ``text`` only."""
+    """Lines by path and number. ``truncated``: there are more, or may be. ``output_mode`` is for ``text`` only.
+
+    ``missing``: nothing is at the path to look in.
+    """
 
     pattern: str
     matches: list[Match] | None = None
     truncated: bool = False
     output_mode: OutputMode = "files_with_matches"
     error: str | None = None
+    missing: bool = False
 
     @property
     def text(self) -> str:

@@ -373,7 +373,7 @@ def _grep(
         return GrepResult(pattern, error=f"Error: {exc}")
     except FAILURES as exc:
         if isinstance(exc, FileNotFoundError | NotADirectoryError):
-            return GrepResult(pattern, [], output_mode=output_mode)
+            return GrepResult(pattern, [], output_mode=output_mode, missing=True)
         if isinstance(exc, OSError) and exc.errno == errno.EINVAL:
             return GrepResult(pattern, error=exc.strerror)
         return GrepResult(pattern, error=f"Error searching '{path}': {why(exc)}")

@@ -306,8 +306,8 @@ def runtime_dir() -> str:
 
     The last is in a directory anyone can write, so it is refused (PermissionError) when another user made it.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base:
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if base.startswith("/"):
         return os.path.join(base, "vfsd")
     uid = os.geteuid()
     if uid == 0:
@@ -316,6 +316,15 @@ def runtime_dir() -> str:
     if os.path.lexists(path):
         _check_private(path)
     return path
+
+
+def ignored_variables(*names: str) -> list[str]:
+    """A sentence for each of these variables that is no absolute path, and so, by the XDG Base Directory Specification
+    (0.8), to be ignored."""
+    given = ((name, os.environ.get(name, "")) for name in names)
+    return [
+        f"{name} is ignored: {value!r} is not an absolute path" for name, value in given if value and value[0] != "/"
+    ]
 
 
 def make_runtime_dir() -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from tool_server import serving
 
-from agenttools import cli, tools
+from agenttools import cli, tools, wire
 from agenttools.results import ExecuteResult
 
 
@@ -108,6 +108,23 @@ def test_usage_errors_are_exit_2(run: Run) -> None:
         ran = run(*argv)
         assert ran.code == 2 and "usage: agenttools" in ran.err and ran.out == ""
     assert run("--help").code == 0
+
+
+def test_a_word_too_many_is_one_sentence(run: Run) -> None:
+    assert run("ls", "/", "more") == (2, "", "agenttools: 'more' is one word too many: see agenttools ls --help\n")
+    assert run("ls", "--no") == (2, "", "agenttools: there is no option '--no': see agenttools ls --help\n")
+
+
+def test_grep_says_when_there_is_nothing_to_look_in(run: Run) -> None:
+    assert run("grep", "x", "/none") == (2, "", "agenttools: /none: No such file or directory\n")
+    ran = run("grep", "x", "/none", "--json")
+    assert ran.code == 2 and json.loads(ran.out)["missing"] is True
+
+
+def test_a_relative_runtime_directory_is_ignored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "here")
+    assert run("ls") == (0, "", "agenttools: XDG_RUNTIME_DIR is ignored: 'here' is not an absolute path\n")
+    assert wire.runtime_dir().startswith("/")
 
 
 def test_version_and_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:

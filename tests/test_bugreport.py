@@ -88,6 +88,7 @@ def test_a_report_has_what_helps_and_no_secret(world: World) -> None:
     shown = world.vfsd("status").stdout
     assert "SECRET-host" in shown and "SECRET-dsn" not in shown and "SECRET-query" not in shown
     assert world.refused("bugreport", "-o", file) == f"{file}: File exists"
+    assert world.vfsd("bugreport", "-o", file, code=1).stdout == ""
 
 
 def test_a_report_without_a_mount_and_of_a_dead_one(world: World) -> None:

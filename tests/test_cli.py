@@ -360,6 +360,39 @@ def test_usage(world: World) -> None:
     assert world.vfsd("--version").stdout.startswith("vfsd ")
 
 
+def test_a_word_too_many_is_one_sentence(world: World) -> None:
+    said = world.vfsd("status", "a", "b", "c", code=2).stderr
+    assert said == "vfsd: 'b' is one word too many: see vfsd COMMAND --help\n"
+    said = world.vfsd("route", "list", "--no", code=2).stderr
+    assert said == "vfsd: there is no option '--no': see vfsd COMMAND --help\n"
+
+
+def test_relative_base_directories_are_ignored(world: World) -> None:
+    for variable in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        world.env[variable] = "here"
+    world.env["TMPDIR"] = str(world.base)
+    done = world.vfsd("check", "nobody-has-this-name", cwd=world.base, code=None)
+    for variable in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        assert f"vfsd: {variable} is ignored: 'here' is not an absolute path\n" in done.stderr
+        world.env[variable] = str(world.base / ("state" if "STATE" in variable else "run"))
+    assert not (world.base / "here").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
+def test_a_runtime_directory_that_cannot_be_used_is_named(world: World) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", str(world.run_dir)], check=True)
+    try:
+        assert world.refused("mount", world.mp) == (
+            f"the directory of sockets {world.run_dir}/vfsd ($XDG_RUNTIME_DIR chooses it) can't be used: "
+            "Read-only file system"
+        )
+        options = "remount,rw,mode=700,size=4k,nr_inodes=3"
+        subprocess.run(["mount", "-o", options, str(world.run_dir)], check=True)
+        assert str(world.run_dir) in world.refused("mount", world.mp)
+    finally:
+        subprocess.run(["umount", "-l", str(world.run_dir)], check=True)
+
+
 def test_wrong_values_are_wrong_usage(world: World) -> None:
     for args in (
         ["mount", "--route", "banana", "x"],

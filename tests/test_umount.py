@@ -102,6 +102,26 @@ def test_umount_while_a_program_opens_files_again_and_again(world: World) -> Non
         program.wait()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace")
+def test_umount_says_whom_it_waits_for(world: World) -> None:
+    world.vfsd("mount", world.mp)
+    other = subprocess.Popen(["unshare", "-m", "--propagation", "private", "cat"], stdin=subprocess.PIPE)
+    assert other.stdin is not None
+    try:
+        own = os.readlink("/proc/self/ns/mnt")
+        world.wait(lambda: os.readlink(f"/proc/{other.pid}/ns/mnt") != own)
+        command = [sys.executable, "-m", "vfsd", "umount", "default"]
+        umount = subprocess.Popen(command, env=world.env, stderr=subprocess.PIPE, text=True)
+        assert umount.stderr is not None
+        said = umount.stderr.readline()
+        assert said.startswith("vfsd: waiting up to 60 s for 'default' (pid ")
+        assert f"these still use it: pid {other.pid} (" in said and said.endswith(", mount namespace)\n")
+    finally:
+        other.communicate()
+    assert umount.wait(30) == 0
+    umount.stderr.close()
+
+
 def test_umount_by_force(world: World) -> None:
     world.vfsd("mount", world.mp)
     with (world.mp / "f").open("w") as held:

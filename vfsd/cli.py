@@ -26,14 +26,18 @@ from vfsd.commands import control as commands_control
 from vfsd.commands import routes as commands_routes
 from vfsd.commands import rules as commands_rules
 from vfsd.commands import service as commands_service
-from vfsd.commands.parsing import add_thread, command
+from vfsd.commands.parsing import add_thread, command, surplus_word
 from vfsd.doors.engines import abort, unmount
+from vfsd.doors.rpc import ignored_variables
 from vfsd.executeconfig import PROFILES
 from vfsd.process import mountpoint, registry
 from vfsd.process.control import Failure, go_on, log_of, state_of, thread_of
 
 UMOUNT_SECONDS = 60.0
 """How long ``umount`` waits for the last bytes to be written."""
+
+SAY_SECONDS = 2.0
+"""After which it says what it waits for."""
 
 BUSY_SECONDS = 0.5
 """How long ``umount`` tries again when it can't see who keeps the mount busy."""
@@ -47,10 +51,15 @@ FORCE_SECONDS = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args, surplus = _parser().parse_known_args(argv)
+    if surplus:
+        print(f"vfsd: {surplus_word(surplus)}: see vfsd COMMAND --help", file=sys.stderr)
+        return 2
     try:
         if args.system:
             _as_system()
+        for sentence in ignored_variables("XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+            _say(sentence)
         _check_words(args)
         code: int = args.run(args)
         sys.stdout.flush()
@@ -295,14 +304,28 @@ def _umount(args: argparse.Namespace) -> int:
     if args.lazy:
         print(f"detached {path}; {name!r} ends when the last program has left")
         return 0
-    if not registry.wait_gone(name, UMOUNT_SECONDS, pid):
+    if not _wait_gone(entry, dev):
         if registry.stopped(pid):
             raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) is stopped; {go_on(entry)}")
-        users = _holders(path, dev)
-        reason = f"these still use it: {users}" if users else "it is still writing"
-        raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) has not ended: {reason}")
+        raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) has not ended: {_why_not_gone(path, dev)}")
     print(f"unmounted {path}")
     return 0
+
+
+def _wait_gone(entry: dict[str, Any], dev: str | None) -> bool:
+    """Whether the daemon ended in time; what that takes is said when it takes more than a moment."""
+    name, pid, path = entry["name"], entry["pid"], entry["mountpoint"]
+    if registry.wait_gone(name, SAY_SECONDS, pid):
+        return True
+    if registry.stopped(pid):
+        return False
+    _say(f"waiting up to {UMOUNT_SECONDS:.0f} s for {name!r} (pid {pid}) to end: {_why_not_gone(path, dev)}")
+    return registry.wait_gone(name, UMOUNT_SECONDS - SAY_SECONDS, pid)
+
+
+def _why_not_gone(path: str, dev: str | None) -> str:
+    users = _holders(path, dev)
+    return f"these still use it: {users}" if users else "it is still writing"
 
 
 def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:

@@ -28,7 +28,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tool_server import serving
 from worlds import Mount
 
-from agenttools.cli import _parser
+from agenttools.cli import _parser, main
 from agenttools.client import Client
 from agenttools.mcp import Address, find_token, tool_server
 from agenttools.schema import TOOLS
@@ -238,6 +238,14 @@ def test_only_this_machine_is_served() -> None:
     for text in ("", "x", "127.0.0.1:", "127.0.0.1:70000"):
         with pytest.raises(ValueError, match="PORT"):
             Address.parse(text)
+
+
+def test_a_wrong_address_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("8000x", "0.0.0.0:80"):
+        with pytest.raises(SystemExit) as exited:
+            main(["mcp", "--http", text])
+        assert exited.value.code == 2
+        assert "agenttools: mcp: --http: " in capsys.readouterr().err
 
 
 async def test_what_a_client_is_told(tmp_path: Path) -> None:

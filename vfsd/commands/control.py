@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vfsd.commands.parsing import command
 from vfsd.config import LOG_LEVELS
@@ -46,17 +47,28 @@ def _log_level(args: argparse.Namespace) -> int:
 
 
 def _bugreport(args: argparse.Namespace) -> int:
-    from vfsd.process import bugreport
-
     name = args.name or "default"
     row = next((state_of(entry) for entry in registry.entries() if entry["name"] == name), None)
     if row is None and args.name:
         raise Failure(f"no mount is called {name!r}")
     file = args.output or Path(f"vfsd-bugreport-{name}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    # Before all the work, for it may not be possible.
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as out:
+            _report(file, out, name, row)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+    return 0
+
+
+def _report(file: Path, out: BinaryIO, name: str, row: dict[str, Any] | None) -> None:
+    from vfsd.process import bugreport
+
     print(f"{file} is to have, of {'this machine only' if row is None else repr(name)}:")
     for part, text in bugreport.PARTS.items():
         print(f"  {part:14} {text}")
     print("No contents and no names of files, no environment, no texts of the configuration. This takes some seconds.")
     sys.stdout.flush()
-    print(f"wrote {file}, {bugreport.write(file, row)} bytes: look into it before you give it away")
-    return 0
+    print(f"wrote {file}, {bugreport.write(out, row)} bytes: look into it before you give it away")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -20,3 +21,9 @@ def add_name(p: argparse.ArgumentParser) -> None:
 def add_thread(p: argparse.ArgumentParser) -> None:
     """The option ``--thread``."""
     p.add_argument("--thread", metavar="T", help="whose (default: the mount's, else default)")
+
+
+def surplus_word(surplus: Sequence[str]) -> str:
+    """What is wrong with the words that are left over when a command line is parsed."""
+    word = next((word for word in surplus if word.startswith("-")), surplus[0])
+    return f"there is no option {word!r}" if word.startswith("-") else f"{word!r} is one word too many"

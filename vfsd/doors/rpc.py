@@ -48,6 +48,7 @@ from agenttools.wire import (
     default_socket,
     error_of,
     error_reply,
+    ignored_variables,
     make_runtime_dir,
     runtime_dir,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "WireError",
     "default_socket",
     "error_of",
+    "ignored_variables",
     "listen",
     "make_runtime_dir",
     "runtime_dir",
@@ -482,7 +484,7 @@ def listen(path: str) -> socket.socket:
         listener.bind(path)
         listener.setblocking(False)
         listener.listen(128)
-    except BaseException:
+    except OSError as exc:
         listener.close()
-        raise
+        raise OSError(exc.errno, exc.strerror, path) from None
     return listener

@@ -20,7 +20,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vfsd import __version__
 from vfsd.process import doctor, redacted
@@ -48,11 +48,8 @@ PARTS = {
 """Each file and what is in it."""
 
 
-def write(file: Path, row: dict[str, Any] | None) -> int:
-    """Write the report on a mount with status ``row`` (None: there is none) to the new ``file``; its size in bytes.
-
-    Raises OSError, FileExistsError too.
-    """
+def write(out: BinaryIO, row: dict[str, Any] | None) -> int:
+    """Write the report on a mount with status ``row`` (None: there is none) to ``out``; its size in bytes. OSError."""
     parts: dict[str, Callable[[], str]] = {
         "versions.json": lambda: _json(versions()),
         "machine.json": lambda: _json(machine()),
@@ -61,9 +58,8 @@ def write(file: Path, row: dict[str, Any] | None) -> int:
         "config.json": lambda: _json(_config(row)),
         "log.txt": lambda: "\n".join([*redacted.log(_log(row)), ""]),
     }
-    home = str(Path.home())
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as tar:
+    home = os.path.expanduser("~")
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, make in parts.items():
             try:
                 text = make()
@@ -73,7 +69,7 @@ def write(file: Path, row: dict[str, Any] | None) -> int:
             member = tarfile.TarInfo(f"vfsd-bugreport/{name}")
             member.size, member.mtime, member.mode = len(data), int(time.time()), 0o600
             tar.addfile(member, io.BytesIO(data))
-    return file.stat().st_size
+    return out.tell()
 
 
 def _json(value: Any) -> str:

@@ -7,6 +7,7 @@ the last one, a real mount of a memory tree, is the proof.
 from __future__ import annotations
 
 import errno
+import grp
 import json
 import os
 import shutil
@@ -74,9 +75,19 @@ def device(path: Path = FUSE_DEVICE) -> Finding:
 
 def _permission_fix(path: Path) -> str:
     info = path.stat()
-    if info.st_mode & stat.S_IRGRP and info.st_mode & stat.S_IWGRP and info.st_gid != 0:
-        return f"sudo usermod -aG {info.st_gid} $USER, then log in again"
-    return _sudo(f"chmod 666 {path}")
+    grouped = info.st_mode & stat.S_IRGRP and info.st_mode & stat.S_IWGRP and info.st_gid != 0
+    if in_container():
+        group = f"--group-add {info.st_gid}, " if grouped else ""
+        return f"start the container with {group}a user who may open it, or chmod 666 {path} on the host"
+    if grouped:
+        try:
+            name = grp.getgrgid(info.st_gid).gr_name
+        except KeyError:
+            name = str(info.st_gid)
+        return f"sudo usermod -aG {name} $USER, then log in again"
+    rule = """echo 'KERNEL=="fuse", MODE="0666"'"""
+    for_good = f"{rule} | {_sudo('tee /etc/udev/rules.d/99-fuse.rules')}"
+    return f"{_sudo(f'chmod 666 {path}')} until the next boot, and for good, by udev: {for_good}"
 
 
 def helper() -> Finding:

@@ -8,6 +8,7 @@ does not take it, so a look never makes a daemon's start fail. Must not know vol
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -84,6 +85,13 @@ def socket_path(name: str) -> Path:
 
 def entry_path(name: str) -> Path:
     return Path(runtime_dir()) / f"{name}.json"
+
+
+def unusable(exc: OSError) -> OSError:
+    """What keeps the runtime directory from being used, in a sentence that says which it is and what sets it."""
+    place = runtime_dir()
+    what = f"the directory of sockets {place} ($XDG_RUNTIME_DIR chooses it) can't be used: {exc.strerror}"
+    return OSError(exc.errno or errno.EIO, what)
 
 
 def record(entry: dict[str, Any]) -> None:
