@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from vfsd.backends.memory import MemoryBackend
 from vfsd.core.types import Caller, SetAttr
+from vfsd.doors import events as events_module
 from vfsd.doors import notify
+from vfsd.doors.events import Events
 from vfsd.doors.fuse import FuseDoor, errno_of
 from vfsd.doors.known import NEGATIVE_MAX, InvalEntry, InvalInode, Known
 from vfsd.doors.notify import Notifier
@@ -68,6 +71,23 @@ def with_door(test: Callable[[FuseDoor, Vfs, Kernel], Awaitable[None]]) -> Calla
 
     run.__name__ = test.__name__  # type: ignore[attr-defined]
     return run
+
+
+class Helper:
+    """A process that ends when the test lets it."""
+
+    pid = 4711
+    stdin = stdout = None
+
+    def __init__(self) -> None:
+        self.killed = False
+        self.ended = trio.Event()
+
+    def kill(self) -> None:
+        self.killed = True
+
+    async def wait(self) -> None:
+        await self.ended.wait()
 
 
 async def settle(vfs: Vfs) -> None:
@@ -333,3 +353,21 @@ def test_errors_that_are_not_ours_to_give_become_eio(caplog: Any) -> None:
     for exc in (ValueError("oops"), OSError("no number"), OSError(5000, "too large a number")):
         assert errno_of(exc, "a test") == errno.EIO
     assert "oops" in caplog.text
+
+
+@with_door
+async def test_what_a_killed_helper_still_asks_for_is_not_done(door: FuseDoor, vfs: Vfs, kernel: Kernel) -> None:
+    """Its last call may reach us after the kill: what it only played must not come true."""
+    events, helper = Events(door, "/", lambda: None), Helper()
+    for name in events_module._PLAYED:
+        setattr(door, name, getattr(events, f"_{name}"))
+    events._helper = helper  # type: ignore[assignment]
+    await vfs.mknod(1, b"f", 0o100644, 0, SHELL)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(events._dismiss)
+        await trio.testing.wait_all_tasks_blocked()
+        assert helper.killed
+        with pytest.raises(PermissionError):
+            await door.unlink(1, b"f", Caller(0, 0, helper.pid))
+        helper.ended.set()
+    await door.unlink(1, b"f", Caller(0, 0, helper.pid))

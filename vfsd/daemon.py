@@ -131,12 +131,9 @@ class Daemon:
     def _only_one(self) -> Iterator[None]:
         """No other daemon of this name, for as long as we live."""
         try:
-            rpc.make_runtime_dir()
-            lock = registry.hold(registry.lock_path(self.config.name))
+            lock = registry.claim(self.config.name)
         except registry.Held as exc:
             raise mounts.MountpointError(f"{self.config.name!r} is already running (pid {exc.pid})") from None
-        except OSError as exc:
-            raise registry.unusable(exc) from None
         try:
             yield
         finally:
@@ -251,10 +248,7 @@ class Daemon:
 
         def started() -> None:
             entry = self.entry(vfs)
-            try:
-                registry.record(entry)
-            except OSError as exc:
-                raise registry.unusable(exc) from None
+            registry.record(entry)
             log.info("mounted %s on %s", config.name, self.mountpoint)
             ready(entry)
             self.manager.tell("READY=1", f"STATUS={_summary(entry)}")

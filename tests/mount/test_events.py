@@ -207,6 +207,27 @@ def test_a_killed_helper_is_replaced(daemon: Daemon) -> None:
     watcher.close()
 
 
+def test_a_killed_helper_keeps_its_pid_until_it_is_missed(tmp_path: Path) -> None:
+    """Also where the daemon was started by a program that ignores SIGCHLD, which lets the kernel reap at once."""
+    daemon = Daemon(tmp_path / "d", root="memory")
+    daemon.command = ["env", "--ignore-signal=CHLD", *daemon.command]
+    try:
+        daemon.start()
+        with watched(daemon.point):
+            watcher = Watcher(str(daemon.point))
+            daemon.client.call("write", path=b"/f", data=b"")
+            watcher.until(f"{daemon.point.name}/f CREATE")
+            (helper,) = helpers(daemon)
+            os.kill(helper, 9)
+            end = time.monotonic() + SECONDS
+            while Path(f"/proc/{helper}/stat").read_text().split()[2] != "Z":
+                assert time.monotonic() < end
+            watcher.close()
+        daemon.stop()
+    finally:
+        daemon.abort()
+
+
 FILE = Put(5, 0o100644, 1, 0, 0, 0, 3, 0, 0, 0)
 PARENT = Put(2, 0o040755, 2, 0, 0, 0, 0, 0, 0, 0)
 

@@ -217,17 +217,19 @@ class Events:
             setattr(self._door, name, getattr(self, f"_{name}"))
 
     async def _dismiss(self) -> None:
-        helper, self._helper = self._helper, None
+        helper = self._helper
         if helper is None:
             return
-        for name in _PLAYED:
-            delattr(self._door, name)
         helper.kill()
         for stream in (helper.stdin, helper.stdout):
             if stream is not None:
                 await trio.aclose_forcefully(stream)
+        # Until it has ended it may have a call under way, which nobody may take for another program's.
         with trio.move_on_after(PATIENCE):
             await helper.wait()
+        self._helper = None
+        for name in _PLAYED:
+            delattr(self._door, name)
 
     # ---- the door's handlers while there is a helper
 

@@ -151,6 +151,8 @@ def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor, l
 
     _allow_many_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # Ignored, as some programs leave it to theirs, a child's pid would be another process's before we know of its end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     logs.dump_on_signal()
     try:
         Daemon(config, mountpoint, manager, log).run(ready)

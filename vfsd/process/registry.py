@@ -14,10 +14,11 @@ import json
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vfsd.doors.rpc import runtime_dir
+from vfsd.doors.rpc import make_runtime_dir, runtime_dir
 
 
 class Held(Exception):
@@ -87,19 +88,30 @@ def entry_path(name: str) -> Path:
     return Path(runtime_dir()) / f"{name}.json"
 
 
-def unusable(exc: OSError) -> OSError:
-    """What keeps the runtime directory from being used, in a sentence that says which it is and what sets it."""
-    place = runtime_dir()
-    what = f"the directory of sockets {place} ($XDG_RUNTIME_DIR chooses it) can't be used: {exc.strerror}"
-    return OSError(exc.errno or errno.EIO, what)
+def claim(name: str) -> int:
+    """``hold`` the lock of the mount ``name``. Held, or OSError with a sentence when the runtime directory is unfit."""
+    with _named():
+        make_runtime_dir()
+        return hold(lock_path(name))
 
 
 def record(entry: dict[str, Any]) -> None:
-    """Write the entry of the mount ``entry["name"]``, whole or not at all."""
+    """Write the entry of the mount ``entry["name"]``, whole or not at all. OSError with a sentence."""
     path = entry_path(entry["name"])
     fresh = path.with_suffix(".json.new")
-    fresh.write_text(json.dumps(entry, indent=1) + "\n")
-    fresh.replace(path)
+    with _named():
+        fresh.write_text(json.dumps(entry, indent=1) + "\n")
+        fresh.replace(path)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """An error says which the runtime directory is, and what chooses it."""
+    try:
+        yield
+    except OSError as exc:
+        where = f"the directory of sockets {runtime_dir()} ($XDG_RUNTIME_DIR chooses it)"
+        raise OSError(exc.errno or errno.EIO, f"{where} can't be used: {exc.strerror}") from None
 
 
 def erase(name: str, *, passed: bool = False) -> None:
