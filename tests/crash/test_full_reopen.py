@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -123,6 +124,9 @@ def test_without_the_room_to_open_it_it_is_read_only_until_there_is(
         trio.run(volume.maintain)
         with pytest.raises(OSError, match="Read-only"):
             volume.create_file(root, b"new", 0o644, b"n", ME)
+        # What was acknowledged is there, and needs no room to become durable.
+        trio.run(volume.fsync, ino, 0, False)
+        trio.run(volume.syncfs)
         if turn == 0:
             volume.close()
     (disk / "filler").unlink()
@@ -139,6 +143,27 @@ def test_without_the_room_to_open_it_it_is_read_only_until_there_is(
     assert bytes(volume.read(volume.lookup(volume.root_ino, b"new").ino, 0, 0, 9)) == b"n"
     volume.close()
     assert check_volume(place) == []
+
+
+def test_a_sync_that_fails_while_it_waits_for_room_is_for_good(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    volume = open_volume("state", killed_with_the_ballast_gone(disk, closed=False))
+    ino = volume.lookup(volume.root_ino, b"f7").ino
+
+    def failing(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            trio.run(volume.fsync, ino, 0, False)
+    (disk / "filler").unlink()
+    trio.run(volume.maintain)
+    assert "a sync failed" in str(problem(volume))
+    with pytest.raises(OSError, match="Input/output error"):
+        trio.run(volume.fsync, ino, 0, False)
+    volume.close()
 
 
 def write_and_delete(place: Path, disk: Path) -> None:

@@ -112,6 +112,11 @@ class Journal:
         for file in self._files:
             file.sync()
 
+    def doubt(self) -> None:
+        """What is there was written by another process, which may not have made it durable: the next sync does."""
+        for file in self._files:
+            file.written += 1
+
     def replay(self, after: int) -> Iterator[Rows]:
         """The rows of each whole record after number ``after``, in order and without a gap; ``seq`` follows.
 

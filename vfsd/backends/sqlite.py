@@ -53,6 +53,9 @@ QUICK = 0.5e-3
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, Drop, Dentry, NoDentry, Xattr))}
 assert list(_CODES.values()) == list(range(EXTENT))
 
+FULL = "the disk is full; read-only until there is room"
+"""The problem that goes by itself."""
+
 
 class SqliteBackend(Loading, Reads):
     """Implements ``Backend`` in a directory of the host. Raises VolumeError when it can't be opened."""
@@ -126,8 +129,9 @@ class SqliteBackend(Loading, Reads):
 
     def _connect_alone(self, error: DiskFull) -> None:
         self._connect(alone=True)
+        self._journal.doubt()
         self._waits = True
-        self.problem = "the disk is full; read-only until there is room"
+        self.problem = FULL
         log.error("%s; until there is room it is read-only", error)
 
     def _become_writable(self) -> None:
@@ -294,7 +298,8 @@ class SqliteBackend(Loading, Reads):
         self._data.release(runs, punched=punched)
 
     async def sync(self) -> None:
-        if self.problem is not None:
+        # What waits for room has lost nothing: the journal has it, and syncing that takes no room.
+        if self.problem not in (None, FULL):
             raise fail(errno.EIO)
         with self._freed(punched=False):
             if self.sync_waits:
@@ -304,7 +309,7 @@ class SqliteBackend(Loading, Reads):
 
     async def maintain(self) -> None:
         """Fold what there is; what can't be folded now stays in the journal until the next round."""
-        if self._waits:
+        if self.problem == FULL:
             async with self.busy:
                 self._become_writable()
         if self.problem is None and (self._pending or self._batch):
