@@ -353,7 +353,7 @@ class Vfs:
 
     def _refuse_mount_below(self, parent: int, name: bytes, code: int, *told: Any) -> None:
         """A directory that a route is mounted in directly may not go. ``told`` as for ``_refuse_overlaid``."""
-        attr = self._child(parent, name)
+        attr = None if self._overlays.keys() <= {ROOT_NODE} else self._child(parent, name)  # the root itself can't go
         if attr is not None and any(not o.weak for o in self._overlays.get(attr.ino, {}).values()):
             raise self._refusal(code, name, *told)
 

@@ -40,6 +40,7 @@ from vfsd.residency import Residency
 
 log = logging.getLogger(__name__)
 _COPY_PIECE = 1 << 20
+_CONTENTS = frozenset((Write, Zero, Reserve, Content))
 FIRST_OFFSET = 3
 """Offset of a listing's first entry; 1 and 2 belong to ``.`` and ``..``."""
 
@@ -94,7 +95,7 @@ class TreeVolume(Residency):
         backend.commit(changes)
         tree.apply(changes)
         for c in changes:
-            if isinstance(c, (Write, Zero, Reserve, Content)):
+            if type(c) in _CONTENTS:
                 node = tree.nodes.get(c.node)
                 if node is not None:
                     blocks = backend.blocks(node.id)

@@ -61,6 +61,15 @@ def test_times_reach_from_1678_to_2262(tree: Mounted, fd: int) -> None:
     os.close(fd)
 
 
+def test_a_file_without_a_label_says_that_there_are_none(tree: Mounted, fd: int) -> None:
+    assert code(lambda: os.getxattr(fd, "security.selinux")) == errno.EOPNOTSUPP
+    assert code(lambda: os.getxattr(fd, "security.other")) == errno.ENODATA
+    if os.geteuid() == 0:
+        os.setxattr(fd, "security.selinux", b"a label")
+        assert os.getxattr(fd, "security.selinux") == b"a label"
+    os.close(fd)
+
+
 def test_file_flags_and_clones_are_refused(tree: Mounted, fd: int) -> None:
     other = os.open(tree / "g", os.O_CREAT | os.O_RDWR)
     assert code(lambda: fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8))) == errno.ENOTTY

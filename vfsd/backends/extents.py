@@ -60,7 +60,7 @@ class FileMap:
 
     def __init__(self, extents: list[Extent]) -> None:
         self.extents = extents
-        self.used = sum(e[1] for e in extents)
+        self.used = sum(e[1] for e in extents) if extents else 0
 
     def index(self, offset: int) -> int:
         """Index of the first extent that ends after ``offset``."""

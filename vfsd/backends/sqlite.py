@@ -203,7 +203,17 @@ class SqliteBackend(Loading, Reads):
         self._journal.ensure_room()
         try:
             for c in changes:
-                if type(c) is Write:
+                code = _CODES.get(type(c))
+                if code is not None:
+                    rows.append((code, *c))
+                    if type(c) is Put:
+                        if c.node > self._last_node:
+                            self._last_node = c.node
+                            self._nodes += 1
+                            data.new(c.node)
+                    elif type(c) is Drop:
+                        data.drop(c.node)
+                elif type(c) is Write:
                     data.write(c.node, c.offset, c.data)
                 elif type(c) is Zero:
                     data.zero(c.node, c.offset, c.end)
@@ -211,16 +221,10 @@ class SqliteBackend(Loading, Reads):
                     data.reserve(c.node, c.offset, c.end)
                 elif type(c) is Content:
                     data.restore(c.node, list(c.extents))
-                else:
-                    rows.append((_CODES[type(c)], *c))
-                    if type(c) is Drop:
-                        data.drop(c.node)
-                    elif type(c) is Put and c.node > self._last_node:
-                        self._last_node = c.node
-                        self._nodes += 1
-                        data.new(c.node)
-            rows += [(EXTENT, *row) for row in data.rows]
-            rows += [(PATCH, *patch) for patch in data.patches]
+            if data.rows:
+                rows += [(EXTENT, *row) for row in data.rows]
+            if data.patches:
+                rows += [(PATCH, *patch) for patch in data.patches]
             self._journal.append(rows)
         except BaseException:
             data.end(False)
@@ -230,6 +234,8 @@ class SqliteBackend(Loading, Reads):
         unfolded = self._unfolded
         for c in changes:
             unfolded.add(c.node)
+            if type(c) is Put:
+                continue
             if type(c) is NoDentry:
                 self._note_gone(c.parent, c.name)
             elif type(c) is Dentry:

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from functools import cache
 
 from vfsd.core import acl
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
@@ -26,9 +27,12 @@ FALLOC_ZERO_RANGE = 0x10
 _SUID_SGID = stat.S_ISUID | stat.S_ISGID
 
 
+_text = cache(os.strerror)
+
+
 def fail(code: int, name: bytes | None = None) -> OSError:
     """The OSError for an errno, naming what it is about."""
-    return OSError(code, os.strerror(code)) if name is None else OSError(code, os.strerror(code), os.fsdecode(name))
+    return OSError(code, _text(code)) if name is None else OSError(code, _text(code), os.fsdecode(name))
 
 
 def put(node: Node, now: int, *, nlink: int | None = None, size: int | None = None, modified: bool = False) -> Put:

@@ -197,5 +197,15 @@ class Tree:
                 self.next_node = c.node + 1
             if stat.S_ISDIR(c.mode):
                 node.children = Children(complete=True)
-        _, node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size = c[:7]
-        node.atime_ns, node.mtime_ns, node.ctime_ns = c[7:]
+        (
+            _,
+            node.mode,
+            node.nlink,
+            node.uid,
+            node.gid,
+            node.rdev,
+            node.size,
+            node.atime_ns,
+            node.mtime_ns,
+            node.ctime_ns,
+        ) = c

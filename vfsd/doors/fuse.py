@@ -20,6 +20,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfsd.core import acl
+from vfsd.core.plans import fail
 from vfsd.core.types import DAEMON, NODE_BITS, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.doors.known import ATTR, DATA, InvalEntry, Invalidation, InvalInode, Known
 from vfsd.doors.tally import Tally
@@ -36,6 +37,10 @@ OURS_ALONE = 3600.0
 
 NOTHING = SetAttr(clear_suid=True)
 """A request to change nothing: chown(-1, -1), or a write to a file with setuid or setgid is about to come."""
+
+
+SELINUX = b"security.selinux"
+"""Where it is not supported ``ls -l`` asks for it once, else of each file (coreutils 9.1, ls.c getfilecon_cache)."""
 
 
 class Opened(NamedTuple):
@@ -211,7 +216,12 @@ class FuseDoor:
     async def getxattr(self, ino: int, name: bytes, caller: Caller) -> bytes:
         if name in acl.NAMES:
             self.known.mark(ino, ATTR)  # the kernel keeps access control lists with the attributes, absence too
-        return await self.vfs.getxattr(ino, name, caller)
+        try:
+            return await self.vfs.getxattr(ino, name, caller)
+        except OSError as e:
+            if name == SELINUX and e.errno == errno.ENODATA:
+                raise fail(errno.EOPNOTSUPP, name) from None
+            raise
 
     async def setxattr(
         self, ino: int, name: bytes, value: bytes, flags: int, caller: Caller, *, clear_sgid: bool = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Final, NamedTuple
 
 from vfsd.core.types import Attr, SetAttr, StatFs
@@ -405,16 +406,19 @@ def reply(unique: int, error: int = 0, size: int = 0) -> bytes:
     return OUT_HEADER.pack(16 + size, -error, unique)
 
 
-def _nsec(seconds: float) -> int:
-    return int(seconds % 1 * _NS)
+@cache
+def _span(seconds: float) -> tuple[int, int]:
+    """(seconds, nanoseconds); of the few times to live there are."""
+    return int(seconds), int(seconds % 1 * _NS)
 
 
 def entry(a: Attr, entry_ttl: float, attr_ttl: float) -> bytes:
     """fuse_entry_out: what a name is, with how long (seconds) the name and its attributes may be cached."""
     atime, mtime, ctime = a.atime_ns, a.mtime_ns, a.ctime_ns
     ino = a.ino
+    (entry_s, entry_ns), (attr_s, attr_ns) = _span(entry_ttl), _span(attr_ttl)
     return _ENTRY_OUT.pack(
-        ino, 0, int(entry_ttl), int(attr_ttl), _nsec(entry_ttl), _nsec(attr_ttl),
+        ino, 0, entry_s, attr_s, entry_ns, attr_ns,
         ino, a.size, a.blocks, atime // _NS, mtime // _NS, ctime // _NS, atime % _NS, mtime % _NS, ctime % _NS,
         a.mode, a.nlink, a.uid, a.gid, a.rdev & 0xFFFFFFFF, BLKSIZE, 0,
     )  # fmt: skip
@@ -424,7 +428,7 @@ def attr(a: Attr, ttl: float) -> bytes:
     """fuse_attr_out"""
     atime, mtime, ctime = a.atime_ns, a.mtime_ns, a.ctime_ns
     return _ATTR_OUT.pack(
-        int(ttl), _nsec(ttl), 0,
+        *_span(ttl), 0,
         a.ino, a.size, a.blocks, atime // _NS, mtime // _NS, ctime // _NS, atime % _NS, mtime % _NS, ctime % _NS,
         a.mode, a.nlink, a.uid, a.gid, a.rdev & 0xFFFFFFFF, BLKSIZE, 0,
     )  # fmt: skip
@@ -432,7 +436,8 @@ def attr(a: Attr, ttl: float) -> bytes:
 
 def negative(ttl: float) -> bytes:
     """fuse_entry_out for a name that is nothing, to be remembered for ``ttl`` seconds."""
-    return _ENTRY_OUT.pack(0, 0, int(ttl), 0, _nsec(ttl), *(0,) * 17)
+    seconds, ns = _span(ttl)
+    return _ENTRY_OUT.pack(0, 0, seconds, 0, ns, *(0,) * 17)
 
 
 NO_ENTRY: Final = negative(0.0)
