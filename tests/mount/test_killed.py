@@ -136,10 +136,18 @@ approval_seconds = 60
 """
 
 
-@pytest.mark.parametrize("again", ["umount", "mount"])
+def guard_of(pid: int) -> int:
+    """The process beside daemon ``pid`` that looks after its end."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (guard,) = [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "vfsd-guard\n"]
+    return guard
+
+
+@pytest.mark.parametrize("again", ["nothing", "umount", "mount"])
 def test_killed_while_a_notification_waits(again: str, tmp_path: Path) -> None:
     """A program holds a directory and waits for the daemon, whose notification of that directory waits for the program:
-    so the process outlives its kill, and its mount with it."""
+    so the process would outlive its kill, and its mount with it. A guard cuts the connection; where that was killed
+    too, the next command does."""
     config = tmp_path / "vfsd.toml"
     config.write_text(RULE)
     daemon = Daemon(tmp_path / "d")
@@ -152,8 +160,12 @@ def test_killed_while_a_notification_waits(again: str, tmp_path: Path) -> None:
             assert daemon.client.call("approvals", wait=20)["pending"]
             daemon.client.call("write", path=b"/d/y", data=b"kept")
             assert daemon.process is not None
+            if again != "nothing":
+                os.kill(guard_of(daemon.process.pid), signal.SIGKILL)
             daemon.process.kill()
-            if again == "umount":
+            if again == "nothing":
+                daemon.process.wait(20)
+            elif again == "umount":
                 done = daemon.vfsd("umount", "test")
                 assert done.returncode == 0 and "had died" in done.stderr + done.stdout
             else:

@@ -21,6 +21,7 @@ from typing import Any
 from vfsd.backends.base import VolumeError
 from vfsd.config import Config, ConfigError, mount_home
 from vfsd.process import logs
+from vfsd.process.guard import Guard
 from vfsd.process.mountpoint import MountpointError
 from vfsd.process.registry import Held
 from vfsd.process.supervisor import Supervisor
@@ -147,7 +148,12 @@ def _allow_many_descriptors() -> None:
 
 def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor, log: Path | None = None) -> str | None:
     """Run the daemon to its end; None when it ended in order, else the sentence that says why it did not."""
-    from vfsd.daemon import Daemon
+    guard = Guard()
+    from vfsd.daemon import Daemon  # after the fork: what is imported is in its memory too
+
+    def mounted(entry: dict[str, Any]) -> None:
+        guard.arm(mountpoint)
+        ready(entry)
 
     _allow_many_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -155,7 +161,7 @@ def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor, l
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     logs.dump_on_signal()
     try:
-        Daemon(config, mountpoint, manager, log).run(ready)
+        Daemon(config, mountpoint, manager, log).run(mounted)
     except BaseException as exc:
         cause = first_cause(exc)
         sentence = sentence_of(cause)

@@ -148,6 +148,11 @@ def abort(mountpoint: str) -> None:
     device = mounted(mountpoint)
     if device is None:
         raise OSError(errno.EINVAL, "nothing is mounted there", mountpoint)
+    abort_device(device)
+
+
+def abort_device(device: int) -> None:
+    """``abort`` of the mount that has this device number."""
     if os.geteuid() == 0 and not os.listdir(_CONNECTIONS):
         # Where systemd has not mounted it.
         _libc.mount(b"fusectl", os.fsencode(_CONNECTIONS), b"fusectl", ctypes.c_ulong(0), None)
