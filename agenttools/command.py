@@ -22,6 +22,7 @@ from typing import Any
 from agenttools import launcher, warden
 from agenttools.capture import Output
 from agenttools.confinement import Gate, Profile
+from agenttools.limits import Watch
 from agenttools.processes import end_all, mount_namespace
 from agenttools.views import MARKER, Launch, ViewName
 
@@ -235,6 +236,8 @@ def run(
     cancellation: Cancellation | None,
 ) -> ExecuteResult:
     started = time.monotonic()
+    confined = launch.confinement
+    watch = Watch(confined.limits, confined.group) if confined is not None and confined.limits else None
     child, read = _start(launch, command)
     ended, left = False, set[int]()
     try:
@@ -253,6 +256,8 @@ def run(
             os.close(read)
         child.close()
     notices = [] if ended else [f"Command timed out after {limit:g} seconds"]
+    if watch is not None:
+        notices += watch.notices(code)
     if left:
         notices.append(f"These processes of it could not be ended: {', '.join(map(str, sorted(left)))}")
     if launch.notice:
@@ -274,7 +279,7 @@ def run(
         lines=output.lines,
         tail=output.tail if truncated else "",
         complete=not truncated or (output.kept and not output.problem),
-        profile="open" if launch.confinement is None else launch.confinement.profile,
+        profile="open" if confined is None else confined.profile,
     )
 
 

@@ -70,7 +70,7 @@ def prepare(bwrap: str, profile: Profile, wanted: Limits, tree: str) -> Confinem
     group = limits.group(wanted, key)
     limits.check(wanted, group)
     options = ["--unshare-ipc", *(("--unshare-net",) if profile == "offline" else ())]
-    terms = keeper.Terms(bwrap, options, seccomp.program(), lambda pid: limits.apply(wanted, pid, group))
+    terms = keeper.Terms(bwrap, options, seccomp.program(), lambda pid: limits.apply(wanted, pid, group), group)
     return Confinement(profile, wanted, keeper.join(key, terms), group)
 
 

@@ -41,6 +41,9 @@ done
 """cat ends well when no client holds the FIFO, and ill when a command has killed it; head waits for the next client,
 since it opens the FIFO anew. A shell that waits for a program reaps every other child it has, too."""
 
+_REMOVE_GROUP = '"$@"; exec rmdir -- "$0"'
+"""With the end of the keeper, pid 1 of the namespace, all in its group has ended; who began it may be long gone."""
+
 _JOIN_SECONDS = 2.0
 """How long a keeper may take to read what a new client wrote."""
 
@@ -115,12 +118,14 @@ def privileged() -> bool:
 
 
 class Terms(NamedTuple):
-    """What a keeper is confined by: more ``options`` of bubblewrap, a filter, and what ``limit`` does to its pid."""
+    """What a keeper is confined by: more ``options`` of bubblewrap, a filter, and what ``limit`` does to its pid;
+    ``group`` is the cgroup that this puts it into, to be removed when it has ended."""
 
     bwrap: str
     options: Sequence[str]
     seccomp: bytes
     limit: Callable[[int], None]
+    group: str | None
 
 
 def join(key: str, terms: Terms) -> Spaces:
@@ -216,9 +221,11 @@ def _start(terms: Terms, read: int, write: int) -> tuple[Spaces, int]:
     status, told = os.pipe2(os.O_CLOEXEC)
     rules = memory_file(terms.seccomp)
     argv = [terms.bwrap, "--json-status-fd", str(told), "--seccomp", str(rules), "--unshare-pid", "--as-pid-1"]
-    argv += [*terms.options, *_view()]
+    argv += [*terms.options, *_view(), "/bin/sh", "-c", _KEEP]
+    if terms.group is not None:
+        argv = ["/bin/sh", "-c", _REMOVE_GROUP, terms.group, *argv]
     try:
-        process = launcher.start(lambda: _popen([*argv, "/bin/sh", "-c", _KEEP], read, told, rules))
+        process = launcher.start(lambda: _popen(argv, read, told, rules))
     except BaseException:
         os.close(write)
         os.close(status)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from errno import EOPNOTSUPP
@@ -59,15 +60,19 @@ def group(limits: Limits, key: str, root: str = CGROUPS) -> str | None:
         return None
     path = os.path.join(parent, f"vfsd-execute-{os.geteuid()}-{key}")
     try:
-        os.makedirs(path, exist_ok=True)
-        _set(path, "memory.max", limits.memory)
-        _set(path, "pids.max", limits.processes)
-        if limits.memory is not None:
-            with contextlib.suppress(OSError):  # no swap in this kernel
-                _set(path, "memory.swap.max", 0)
+        _lay(path, limits)
     except OSError:
         return None
     return path
+
+
+def _lay(path: str, limits: Limits) -> None:
+    os.makedirs(path, exist_ok=True)
+    _set(path, "memory.max", limits.memory)
+    _set(path, "pids.max", limits.processes)
+    if limits.memory is not None:
+        with contextlib.suppress(OSError):  # no swap in this kernel
+            _set(path, "memory.swap.max", 0)
 
 
 def _set(path: str, name: str, value: int | None) -> None:
@@ -116,13 +121,53 @@ def check(limits: Limits, path: str | None) -> None:
 def apply(limits: Limits, pid: int, path: str | None) -> None:
     """Put process ``pid``, and so all it will start, under ``limits``. Raises OSError."""
     if path is not None:
-        with open(f"{path}/cgroup.procs", "w") as file:
-            file.write(str(pid))
+        try:
+            _set(path, "cgroup.procs", pid)
+        except FileNotFoundError:  # the last of those who were in it has ended since
+            _lay(path, limits)
+            _set(path, "cgroup.procs", pid)
     wanted = {resource.RLIMIT_CPU: limits.cpu_seconds, resource.RLIMIT_NOFILE: limits.open_files}
     if path is None:
         wanted |= {resource.RLIMIT_AS: limits.memory, resource.RLIMIT_NPROC: limits.processes}
     for number, value in wanted.items():
         if value is not None:
+            # SIGXCPU, which says why, comes before SIGKILL, which doesn't.
+            last = value + (number == resource.RLIMIT_CPU)
             hard = resource.prlimit(pid, number)[1]
-            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.prlimit(pid, number, (most, most))
+            most = last if hard == resource.RLIM_INFINITY else min(last, hard)
+            resource.prlimit(pid, number, (min(value, most), most))
+
+
+class Watch:
+    """What ``limits``, with the group ``path`` or with none, do to commands from now on."""
+
+    def __init__(self, limits: Limits, path: str | None) -> None:
+        self._limits, self._path = limits, path
+        self._before = self._counts()
+
+    def _counts(self) -> tuple[int, int]:
+        """(processes killed for want of memory, processes that were refused) ever."""
+        if self._path is None:
+            return 0, 0
+        return _count(self._path, "memory.events", "oom_kill"), _count(self._path, "pids.events", "max")
+
+    def notices(self, exit_code: int) -> list[str]:
+        """A sentence for each limit that was reached, as far as it can be told; ``exit_code`` is the command's."""
+        limits, said = self._limits, []
+        killed, refused = (now - before for now, before in zip(self._counts(), self._before, strict=True))
+        if limits.memory is not None and killed > 0:
+            said.append(f"The limit of {limits.memory} bytes of memory was reached (processes killed: {killed})")
+        if limits.processes is not None and refused > 0:
+            said.append(f"The limit of {limits.processes} processes was reached (more were refused: {refused})")
+        if limits.cpu_seconds is not None and exit_code == 128 + signal.SIGXCPU:
+            said.append(f"Ended by the limit of {limits.cpu_seconds} seconds of processor time")
+        return said
+
+
+def _count(path: str, name: str, key: str) -> int:
+    """One number of a group's file of "KEY NUMBER" lines; 0 when it is not there."""
+    try:
+        with open(os.path.join(path, name)) as file:
+            return int(dict(line.split() for line in file).get(key, 0))
+    except OSError:
+        return 0

@@ -17,6 +17,10 @@ from vfsd.process import registry
 pytestmark = pytest.mark.mount
 
 
+def comm() -> str:
+    return Path("/proc/self/comm").read_text().strip()
+
+
 # -- after a crash
 
 
@@ -100,6 +104,22 @@ def test_umount_while_a_program_opens_files_again_and_again(world: World) -> Non
     finally:
         program.kill()
         program.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace")
+def test_a_mount_namespace_keeps_no_mount_busy(world: World) -> None:
+    """As systemd gives to many of its services: each has a copy of the mount."""
+    world.vfsd("mount", world.mp)
+    own = os.readlink("/proc/self/ns/mnt")
+    with subprocess.Popen(["unshare", "-m", "--propagation", "slave", "cat"], stdin=subprocess.PIPE) as other:
+        world.wait(lambda: os.readlink(f"/proc/{other.pid}/ns/mnt") != own)
+        with (world.mp / "f").open("w"):
+            said = world.refused("umount", "default")
+        assert (
+            said == f"{world.mp} is busy: pid {os.getpid()} ({comm()}, open file); end them, or use --lazy or --force"
+        )
+        other.communicate()
+    world.vfsd("umount", "default")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace")

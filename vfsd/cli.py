@@ -300,7 +300,7 @@ def _umount(args: argparse.Namespace) -> int:
             _say(f"{name!r} (pid {pid}) did not end within {FORCE_SECONDS:.0f} s: killed; what it acknowledged is kept")
             return 0
     else:
-        _umount_seen(path, dev, lazy=args.lazy)
+        _umount_seen(path, lazy=args.lazy)
     if args.lazy:
         print(f"detached {path}; {name!r} ends when the last program has left")
         return 0
@@ -328,7 +328,7 @@ def _why_not_gone(path: str, dev: str | None) -> str:
     return f"these still use it: {users}" if users else "it is still writing"
 
 
-def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:
+def _umount_seen(path: str, *, lazy: bool) -> None:
     """Unmount by the kernel, which alone knows whether the mount is busy; the daemon ends when it is gone."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -337,7 +337,8 @@ def _umount_seen(path: str, dev: str, *, lazy: bool) -> None:
         except OSError as exc:
             if exc.errno != errno.EBUSY:
                 raise
-        users = _holders(path, dev)
+        # Another mount namespace's copy keeps nobody from unmounting (systemd's services have them).
+        users = _holders(path, None)
         inner = [mount.path for mount in mountpoint.mounts() if mount.path.startswith(path + "/")]
         if inner:
             users = ", ".join(filter(None, [users, *(f"{place} is mounted in it" for place in inner)]))

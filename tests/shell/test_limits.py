@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,31 @@ def test_what_a_group_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (Path(path) / "memory.max").read_text() == str(1 << 30)
     assert (Path(path) / "pids.max").read_text() == "max"
     assert limits.group(Limits(cpu_seconds=1), "key", str(tmp_path)) is None
+
+
+def test_what_a_group_did_is_told(tmp_path: Path) -> None:
+    def events(killed: int, refused: int) -> None:
+        (tmp_path / "memory.events").write_text(f"low 0\noom 7\noom_kill {killed}\noom_group_kill 0\n")
+        (tmp_path / "pids.events").write_text(f"max {refused}\n")
+
+    events(1, 2)
+    watch = limits.Watch(Limits(memory=1 << 30, processes=9), str(tmp_path))
+    assert watch.notices(137) == []
+    events(2, 5)
+    assert watch.notices(137) == [
+        "The limit of 1073741824 bytes of memory was reached (processes killed: 1)",
+        "The limit of 9 processes was reached (more were refused: 3)",
+    ]
+    assert limits.Watch(Limits(memory=9), str(tmp_path / "nothing")).notices(137) == []
+
+
+def test_a_group_that_was_removed_since_is_made_again(tmp_path: Path) -> None:
+    """The last of those who were in it may end at any time, and it is removed then."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        limits.apply(Limits(memory=1 << 30), process.pid, str(tmp_path / "gone"))
+        process.communicate()
+    assert (tmp_path / "gone/cgroup.procs").read_text() == str(process.pid)
+    assert (tmp_path / "gone/memory.max").read_text() == str(1 << 30)
 
 
 def test_root_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:

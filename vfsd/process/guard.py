@@ -39,7 +39,8 @@ class Guard:
     def __init__(self) -> None:
         parent = os.getpid()
         read, self._write = os.pipe2(os.O_CLOEXEC)
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             _guard(parent, read)
         os.close(read)
 
@@ -48,6 +49,11 @@ class Guard:
         device = mounted(mountpoint)
         with contextlib.suppress(BrokenPipeError):  # somebody has killed it
             os.write(self._write, b"%d" % (device or 0))
+
+    def end(self) -> None:
+        """Before an end in order, after which a service manager would find it left over for a moment."""
+        os.close(self._write)
+        os.waitpid(self._pid, 0)
 
 
 def _guard(parent: int, read: int) -> NoReturn:

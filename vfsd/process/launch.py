@@ -170,6 +170,8 @@ def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor, l
             return f"internal error ({cause!r}): see the log"
         logging.getLogger(__name__).error("%s", sentence)
         return sentence
+    finally:
+        guard.end()
     return None
 
 

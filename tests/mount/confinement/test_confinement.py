@@ -223,7 +223,10 @@ def test_memory_by_files(place: Place) -> None:
 
 def test_cpu_time_and_open_files(place: Place) -> None:
     few = Limits(cpu_seconds=1, open_files=20)
-    assert place.run("while :; do :; done", limits=few).exit_code == 128 + signal.SIGKILL
+    ended = place.run("while :; do :; done", limits=few)
+    assert ended.exit_code == 128 + signal.SIGXCPU
+    assert ended.notices == ("Ended by the limit of 1 seconds of processor time",)
+    assert place.run("trap '' XCPU; while :; do :; done", limits=few).exit_code == 128 + signal.SIGKILL
     result = place.code(
         "import os\ntry:\n    for n in range(100): os.dup(1)\nexcept OSError as e:\n    os.write(2, b'%d' % e.errno)",
         limits=few,
