@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,75 @@ def test_a_file_open_for_reading_keeps_what_it_was(mount: Mount) -> None:
     assert mount.root.read(ino, fh, 0, 100) == b"new content"
     assert mount.root.read(mount.find("/a").ino, 0, 0, 100) == b"old"
     mount.root.release(ino, fh)
+
+
+def meanwhile(mount: Mount, monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> list[object]:
+    """Have ``what`` happen on the loop each time a restore has been worked out in its thread; what it returned."""
+    plan, found = StateVolume._plan_aside, list[object]()
+
+    def then(volume: StateVolume, *args: Any) -> Any:
+        try:
+            return plan(volume, *args)
+        finally:
+            found.append(trio.from_thread.run_sync(what))
+
+    monkeypatch.setattr(StateVolume, "_plan_aside", then)
+    return found
+
+
+def test_a_restore_is_worked_out_beside_the_loop(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount.write("/a", b"old")
+    name = create(mount)
+    mount.write("/a", b"new")
+    seen = meanwhile(mount, monkeypatch, lambda: mount.state()[b"/a"][5])
+    monkeypatch.setattr(mount.root.store, "touched", None)
+    run(mount.checkpoints.restore, name, ME)
+    assert seen == [b"new"]
+    assert mount.state()[b"/a"][5] == b"old"
+
+
+def test_what_changes_while_a_restore_is_worked_out_is_taken_back_and_kept(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount.write("/a", b"old")
+    state, name = mount.state(), create(mount)
+    mount.write("/a", b"new")
+    meanwhile(mount, monkeypatch, lambda: mount.write("/late", b"late"))
+    done = run(mount.checkpoints.restore, name, ME)
+    assert mount.state() == state
+    monkeypatch.undo()
+    run(mount.checkpoints.restore, done["before"], ME)
+    assert (mount.state()[b"/a"][5], mount.state()[b"/late"][5]) == (b"new", b"late")
+
+
+def test_a_file_opened_while_a_restore_is_worked_out_refuses_it(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount.write("/a", b"old")
+    name = create(mount)
+    mount.write("/a", b"new")
+    ino, state = mount.find("/a").ino, mount.state()
+    meanwhile(mount, monkeypatch, lambda: mount.root.open(ino, os.O_RDWR, ME))
+    assert refused(mount.checkpoints.restore, name, ME).errno == errno.EBUSY
+    assert mount.state() == state
+
+
+def test_a_file_looked_up_while_a_restore_is_worked_out_stays_as_long_as_it_is_held(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = create(mount)
+    mount.write("/a", b"held")
+    ino = mount.find("/a").ino
+    held = meanwhile(mount, monkeypatch, lambda: mount.root.remember(ino))
+    run(mount.checkpoints.restore, name, ME)
+    assert mount.state() == {}
+    assert mount.root.read(ino, 0, 0, 10) == b"held"
+    mount.root.forget(ino, len(held))
+    assert refused_now(mount.root.getattr, ino).errno == errno.ESTALE
+
+
+def refused_now(call: Callable[..., Any], *args: Any) -> OSError:
+    with pytest.raises(OSError) as caught:
+        call(*args)
+    return caught.value
 
 
 def test_several_routes_go_back_together_or_not_at_all(tmp_path: Path) -> None:

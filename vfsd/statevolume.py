@@ -10,10 +10,12 @@ import errno
 import sqlite3
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import trio
 
-from vfsd.backends.history import NOW
+from vfsd.backends import history
+from vfsd.backends.history import NOW, Past
 from vfsd.backends.sqlite import SqliteBackend
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put
 from vfsd.core.plans import fail
@@ -22,6 +24,18 @@ from vfsd.feed import Feed
 from vfsd.past.rewind import Rewind
 from vfsd.residency import RESIDENT
 from vfsd.volume import TreeVolume
+
+
+class Prepared(NamedTuple):
+    """The plan of a restore, or why there is none, and of which moment: commits until then, what was open."""
+
+    changes: list[Change] | OSError
+    commits: int
+    opened: dict[int, bool]
+
+
+FOLDS = 3
+"""Folds after which a volume that others go on changing is not folded, for the plan of a restore."""
 
 EVICT_SECONDS = 0.25
 """Between two looks at whether more is in memory than should be."""
@@ -79,32 +93,63 @@ class StateVolume(TreeVolume):
         finally:
             db.close()
 
-    async def restore(self, epoch: int, caller: Caller) -> int:
-        """Make the volume what it was at a checkpoint, in one commit; returns the number of changes.
+    async def prepare_restore(self, epoch: int) -> Prepared:
+        """What a restore would change, worked out in a thread, for who holds ``store.busy``. ENOSPC, EIO.
 
-        EBUSY when a file that would change is open for writing, ENOSPC, EIO; then nothing changed.
+        What never stands, while others change the volume all the time.
         """
-        await self.store.maintain()  # in a thread; then little is left to fold on the loop
-        async with self.store.busy:
-            # Nothing waits from here to the commit: the plan must be of the moment it is committed at.
-            changes = self.plan_restore(epoch)
-            self.commit_restore(changes, caller)
-        return len(changes)
+        for _ in range(FOLDS):
+            if not self.store.unfolded:
+                break
+            await self.store.fold()
+        else:
+            return Prepared([], -1, {})
+        commits, opened = self.commits, self._handles.writers()
+        found: list[Change] | OSError
+        try:
+            found = await trio.to_thread.run_sync(self._plan_aside, epoch, opened)
+        except OSError as error:
+            found = error
+        return Prepared(found, commits, opened)
 
-    def plan_restore(self, epoch: int) -> list[Change]:
-        """What a restore would change; for who holds ``store.busy``, and until the next commit only. Raises as it."""
+    def _plan_aside(self, epoch: int, opened: dict[int, bool]) -> list[Change]:
+        db = self.store.connect_past()
+        try:
+            rewind = self._rewind(Past(db, epoch), Past(db, NOW), opened)
+            return rewind.changes(history.touched(db, epoch, NOW))
+        finally:
+            db.close()
+
+    def stands(self, prepared: Prepared) -> bool:
+        """Whether nothing that the plan rests on has changed: the tree, what is open, what the kernel holds."""
+        if prepared.commits != self.commits or prepared.opened != self._handles.writers():
+            return False
+        if isinstance(prepared.changes, OSError):
+            return True
+        for c in prepared.changes:
+            if type(c) is Drop and self._is_pinned(c.node):
+                return False
+            if type(c) is Put and not c.nlink and not self._is_pinned(c.node):
+                return False
+        return True
+
+    def plan_restore(self, epoch: int, prepared: Prepared | None = None) -> list[Change]:
+        """What a restore would change: as prepared, if that stands, else worked out now.
+
+        For who holds ``store.busy``, and until the next commit only. EBUSY when a file that would change is open for
+        writing, ENOSPC, EIO; then nothing changed.
+        """
+        if prepared is not None and self.stands(prepared):
+            if isinstance(prepared.changes, OSError):
+                raise prepared.changes
+            return prepared.changes
         store = self.store
         store.fold_now()
-        rewind = Rewind(
-            store.past(epoch),
-            store.past(NOW),
-            self._handles.writers(),
-            self._is_pinned,
-            self.tree.next_node,
-            self._clock(),
-            store.read_extents,
-        )
+        rewind = self._rewind(store.past(epoch), store.past(NOW), self._handles.writers())
         return rewind.changes(store.touched(epoch, NOW))
+
+    def _rewind(self, then: Past, now: Past, opened: dict[int, bool]) -> Rewind:
+        return Rewind(then, now, opened, self._is_pinned, self.tree.next_node, self._clock(), self.store.read_extents)
 
     def commit_restore(self, changes: Sequence[Change], caller: Caller) -> None:
         """Make a plan so."""
@@ -162,11 +207,15 @@ class StateVolume(TreeVolume):
     def _bring_in(self, changes: Sequence[Change]) -> None:
         """Have in memory what the changes alter: whatever is not folded must be. All is folded now."""
         made = {c.node for c in changes if type(c) is Put}
+        named = {c.node for c in changes if isinstance(c, (Put, Drop, Dentry))}.difference(self.tree.nodes)
+        known = self.store.known(named)
+        for node in known:
+            self._bring(node)
+        absent = named - known
+        for node in made & absent:
+            self.store.new(node)
         for c in changes:
-            if isinstance(c, (Put, Drop, Dentry)):
-                self._bring(c.node)
-        for c in changes:
-            if isinstance(c, (Dentry, NoDentry)):
+            if isinstance(c, (Dentry, NoDentry)) and c.parent not in absent:
                 parent = self._bring(c.parent)
                 if parent is not None:
                     self._entry(self._dir(parent.ino), c.name)

@@ -27,6 +27,9 @@ _ENTRY = f"SELECT {STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.pare
 _PAGE = f"""SELECT d.name, {STORED} FROM dentry d JOIN node n ON n.id=d.node WHERE d.parent=? AND d.name>?
 ORDER BY d.name LIMIT ?"""
 
+_MANY = 500
+"""Numbers asked for in one statement."""
+
 
 class Loading:
     """Reads through a connection that ``_execute`` stands for."""
@@ -89,6 +92,16 @@ class Loading:
         """None for one that changed since: then it is not in memory because it went."""
         rows = [] if self.keeps(node) else self._rows(_NODE, node)
         return Stored._make(rows[0]) if rows else None
+
+    def known(self, nodes: Iterable[int]) -> set[int]:
+        """Those that there are. For who has folded all there is."""
+        numbers, found = list(nodes), set[int]()
+        for start in range(0, len(numbers), _MANY):
+            part = numbers[start : start + _MANY]
+            found.update(
+                n for (n,) in self._rows(f"SELECT id FROM node WHERE id IN ({','.join('?' * len(part))})", *part)
+            )
+        return found
 
     def entry(self, directory: int, name: bytes) -> Stored | None:
         if self._is_gone(directory, name):

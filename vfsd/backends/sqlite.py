@@ -106,6 +106,7 @@ class SqliteBackend(Loading, Reads):
         self.read = self._data.read
         self.seek = self._data.seek
         self.forget_maps = self._data.forget_maps
+        self.new = self._data.new
         self._find_free_space()
         self._data.freeze(history.newest(self._db))
         youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]
@@ -318,13 +319,22 @@ class SqliteBackend(Loading, Reads):
         if self.problem == FULL:
             async with self.busy:
                 self._become_writable()
-        if self.problem is None and (self._pending or self._batch):
+        if self.problem is None and self.unfolded:
             async with self.busy:
                 try:
-                    with self._turn() as runs:
-                        await trio.to_thread.run_sync(self._fold, runs)
+                    await self.fold()
                 except OSError as error:
                     log.warning("volume %s: the journal is not folded yet: %s", self._dir, error.strerror)
+
+    @property
+    def unfolded(self) -> bool:
+        """Whether there is anything to fold."""
+        return bool(self._pending or self._batch)
+
+    async def fold(self) -> None:
+        """Fold all there is at this call, in a thread, for who holds ``busy``. Raises OSError."""
+        with self._turn() as runs:
+            await trio.to_thread.run_sync(self._fold, runs)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[list[tuple[int, int]]]:

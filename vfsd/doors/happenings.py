@@ -34,6 +34,7 @@ def happenings(base: int, op: str, changes: Sequence[Change]) -> list[Happening]
     """Of one commit, in the order of telling."""
     named = {c.node: c for c in changes if type(c) is Dentry}
     gone = {(c.parent, c.name): c.node for c in changes if type(c) is NoDentry}
+    taken = {(c.parent, c.name) for c in changes if type(c) is Dentry}
     parents = {c.parent for c in changes if type(c) is Dentry or type(c) is NoDentry}
     contents = {c.node for c in changes if isinstance(c, Write | Zero | Reserve | Content | Target)}
     found = []
@@ -46,7 +47,7 @@ def happenings(base: int, op: str, changes: Sequence[Change]) -> list[Happening]
                     RENAME, base | node, base | parent, name, base | to.parent, to.name, replaced and base | replaced
                 )
             )
-        elif not any((c.parent, c.name) == (parent, name) for c in changes if type(c) is Dentry):
+        elif (parent, name) not in taken:
             found.append(Happening(REMOVE, base | node, base | parent, name, is_dir=op == "rmdir"))
     if op != "link":  # some volumes tell of a new file with its size only
         contents |= {c.node for c in changes if type(c) is Put and c.node in named and c.size and stat.S_ISREG(c.mode)}

@@ -253,11 +253,11 @@ class Checkpoints:
         complete = True
         for prefix in sorted(then.keys() & now.keys()):
             span = Span(self._volumes[prefix].store, then[prefix], now[prefix], self._stubs(prefix))
-            found, whole = await trio.to_thread.run_sync(compare, span, patch, named)
-            complete = complete and whole
-            changes += [d.plain(prefix) for d in found]
-            names += [d.names_below(prefix) for d in found]
-            patches += [d.patch for d in found]
+            told = await trio.to_thread.run_sync(compare, span, prefix, patch, named)
+            complete = complete and told.whole
+            changes += told.changes
+            names += told.names
+            patches += told.patches
         return changes, names, patches, complete
 
     def _stubs(self, prefix: bytes) -> list[tuple[int, bytes]]:
@@ -367,8 +367,9 @@ class Checkpoints:
             async with contextlib.AsyncExitStack() as stack:
                 for volume in self._volumes.values():
                     await stack.enter_async_context(volume.store.busy)
+                prepared = await self._back.prepare(mark)
                 # Nothing waits from here on, so that what the new checkpoint has is exactly what the restore changes.
-                plans = self._back.plans(mark)
+                plans = self._back.plans(mark, prepared)
                 total = sum(map(len, plans.values()))
                 if not total or (cause == "undo" and not self._back.matters(plans)):
                     return 0, None

@@ -16,7 +16,10 @@ from vfsd.core.types import Caller
 from vfsd.past.marks import Mark
 from vfsd.past.slots import Part
 from vfsd.routes import RouteTable
-from vfsd.statevolume import StateVolume
+from vfsd.statevolume import Prepared, StateVolume
+
+TRIES = 3
+"""How often a restore is worked out beside a tree that goes on changing, before the mount waits for it."""
 
 Plans = Mapping[bytes, list[Change]]
 """What would change, by the prefix of the route."""
@@ -33,12 +36,23 @@ class GoingBack:
         self._table = table
         self._volumes = volumes
 
-    def plans(self, mark: Mark) -> Plans:
+    async def prepare(self, mark: Mark) -> Mapping[bytes, Prepared]:
+        """Work the plans out in threads, for who holds the volumes' ``store.busy``; for ``plans``, which then need not.
+
+        Again, up to TRIES in all, when something changed meanwhile. Raises OSError.
+        """
+        for _ in range(TRIES):
+            prepared = {p.prefix: await self._volumes[p.prefix].prepare_restore(p.epoch) for p in mark.parts}
+            if all(self._volumes[prefix].stands(plan) for prefix, plan in prepared.items()):
+                break
+        return prepared
+
+    def plans(self, mark: Mark, prepared: Mapping[bytes, Prepared]) -> Plans:
         """For who holds the volumes' ``store.busy``, and until the next commit only.
 
         EBUSY when a file that would change is open for writing, or a directory would go in which a route stands.
         """
-        plans = {part.prefix: _plan(part.prefix, self._volumes[part.prefix], part.epoch) for part in mark.parts}
+        plans = {p.prefix: _plan(p.prefix, self._volumes[p.prefix], p.epoch, prepared[p.prefix]) for p in mark.parts}
         for prefix, plan in plans.items():
             self._refuse_to_lose_a_route(prefix, plan)
         return plans
@@ -86,9 +100,9 @@ class GoingBack:
             raise
 
 
-def _plan(prefix: bytes, volume: StateVolume, epoch: int) -> list[Change]:
+def _plan(prefix: bytes, volume: StateVolume, epoch: int, prepared: Prepared) -> list[Change]:
     try:
-        return volume.plan_restore(epoch)
+        return volume.plan_restore(epoch, prepared)
     except OSError as error:
         if error.errno != errno.EBUSY or not isinstance(error.filename, str):
             raise

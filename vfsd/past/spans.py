@@ -6,12 +6,12 @@ the caller's business.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vfsd.backends import history
 from vfsd.backends.history import Past
 from vfsd.backends.sqlite import SqliteBackend
-from vfsd.past.difference import Compare, Difference, without_stubs
+from vfsd.past.difference import Compare, without_stubs
 from vfsd.past.slots import Part
 
 PATCH_MAX = 4 << 20
@@ -35,8 +35,17 @@ def totals(part: Part) -> tuple[int, int, int]:
         db.close()
 
 
-def compare(span: Span, patch: bool, named: bool) -> tuple[list[Difference], bool]:
-    """With patches, and with all names, if asked for; False when not all patches had room. Runs in a thread."""
+class Told(NamedTuple):
+    """Each difference as ``Difference.plain``, its names and its patch; ``whole`` unless patches had no room."""
+
+    changes: list[dict[str, Any]]
+    names: list[frozenset[bytes]]
+    patches: list[bytes]
+    whole: bool
+
+
+def compare(span: Span, prefix: bytes, patch: bool, named: bool) -> Told:
+    """Paths below ``prefix``; with patches, and with all names, if asked for. Runs in a thread."""
     db = span.store.connect_past()
     try:
         then, now = Past(db, span.then), Past(db, span.now)
@@ -45,6 +54,8 @@ def compare(span: Span, patch: bool, named: bool) -> tuple[list[Difference], boo
         found = without_stubs(found, then, now, span.stubs)
         if named:
             comparison.add_names(found)
-        return found, comparison.add_patches(found, PATCH_MAX) if patch else True
+        whole = comparison.add_patches(found, PATCH_MAX) if patch else True
+        names = [d.names_below(prefix) for d in found]
+        return Told([d.plain(prefix) for d in found], names, [d.patch for d in found], whole)
     finally:
         db.close()
