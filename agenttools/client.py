@@ -25,7 +25,10 @@ from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgpack
+
 from agenttools import wire
+from agenttools.arguments import check
 from agenttools.link import BaseLink, Link, VfsdInterrupted, VfsdUnavailable
 
 if TYPE_CHECKING:
@@ -80,6 +83,7 @@ class Client:
         timeout: float | None = 300.0,
         first: Sequence[wire.Message] = (),
     ) -> None:
+        check(Client.__init__, {"socket": socket, "name": name, "client": client, "timeout": timeout, "first": first})
         if socket is not None:
             self.socket = os.fspath(socket)
         elif name is not None:
@@ -107,9 +111,12 @@ class Client:
         Raises OSError (the subclass of the daemon's errno), VfsdUnavailable, VfsdInterrupted, TimeoutError;
         wire.WireError when the request cannot be sent. ``write`` takes up to wire.MAX_UPLOAD bytes of data at once.
         """
-        if op == "write" and len(params.get("data", b"")) > wire.MAX_PIECE:
+        if op == "write" and _is_large(params.get("data")):
             return self._drive(_upload(params))
-        return self._call(op, params)
+        try:
+            return self._call(op, params)
+        except TypeError as exc:
+            raise _unsendable(op, params) or exc from None
 
     def _call(self, op: str, params: wire.Message) -> wire.Message:
         attempts: _Attempts | None = None
@@ -162,7 +169,7 @@ class Client:
 
     async def acall(self, op: str, /, **params: Any) -> wire.Message:
         """Like ``call``, for the event loop that runs: asyncio's or trio's. Cancelling it cancels the request."""
-        if op == "write" and len(params.get("data", b"")) > wire.MAX_PIECE:
+        if op == "write" and _is_large(params.get("data")):
             steps = _upload(params)
             reply: wire.Message | None = None
             while True:
@@ -171,7 +178,10 @@ class Client:
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]
                 reply = await self._acall(op, step)
-        return await self._acall(op, params)
+        try:
+            return await self._acall(op, params)
+        except TypeError as exc:
+            raise _unsendable(op, params) or exc from None
 
     async def _acall(self, op: str, params: wire.Message) -> wire.Message:
         from agenttools.asynclink import current_loop
@@ -236,6 +246,22 @@ class Client:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_large(data: object) -> bool:
+    return isinstance(data, (bytes, bytearray, memoryview)) and len(data) > wire.MAX_PIECE
+
+
+def _unsendable(op: str, params: wire.Message) -> TypeError | None:
+    """What names the parameter that the wire has nothing for."""
+    for name, value in params.items():
+        try:
+            msgpack.packb(value)
+        except TypeError:
+            return TypeError(f"{op}: {name} can't be sent: it is of type {type(value).__name__}")
+        except (ValueError, OverflowError):
+            continue
+    return None
 
 
 def _upload(params: wire.Message) -> _Steps:

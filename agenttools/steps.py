@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from agenttools.arguments import FAULTS, mistaken
 from agenttools.wire import WireError
 
 Reply = dict[str, Any]
@@ -76,13 +77,22 @@ async def arun(client: AsyncClient, steps: Steps[R]) -> R:
 def both(
     make: Callable[P, Steps[R]],
 ) -> tuple[Callable[Concatenate[Client, P], R], Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]]:
-    """``make`` as a function and as a coroutine function ``a...``, with the client as their first parameter."""
+    """``make`` as a function and as a coroutine function ``a...``, with the client as their first parameter.
+
+    An argument of a wrong type is a TypeError that names it.
+    """
 
     def sync(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return run(client, make(*args, **kwargs))
+        try:
+            return run(client, make(*args, **kwargs))
+        except FAULTS as exc:
+            raise mistaken(make, args, kwargs) or exc from None
 
     async def concurrent(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await arun(client, make(*args, **kwargs))
+        try:
+            return await arun(client, make(*args, **kwargs))
+        except FAULTS as exc:
+            raise mistaken(make, args, kwargs) or exc from None
 
     client = inspect.Parameter("client", inspect.Parameter.POSITIONAL_ONLY)
     shown = inspect.Signature([client, *inspect.signature(make).parameters.values()])

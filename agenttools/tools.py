@@ -4,8 +4,9 @@
         tools.read(client, "/plan.md").content          # and in asyncio or trio: await tools.aread(client, "/plan.md")
 
 Owns what a tool does and says. Must not know sockets, vfsd or any agent framework. No function raises for what the
-tree, the daemon or the arguments' values do: the result's ``error`` says it. Each tool is written once, as ``steps``,
-and has two names: ``ls`` waits, ``await als`` is for asyncio and trio.
+tree, the daemon or the arguments' values do: the result's ``error`` says it. A value of a wrong type is a TypeError
+that names it. Each tool is written once, as ``steps``, and has two names: ``ls`` waits, ``await als`` is for asyncio
+and trio.
 
 Paths: ``/x``, ``x`` and ``MOUNTPOINT/x`` are the same file; a ``..`` component is refused. Results name a file as the
 caller did, whole.
@@ -23,6 +24,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from agenttools.arguments import FAULTS, mistaken
 from agenttools.calls import current_call, tags
 from agenttools.results import (
     DeleteResult,
@@ -209,6 +211,7 @@ def _write(path: str, content: str | bytes, *, call_id: str | None = None) -> St
     """Make or overwrite the file at ``path`` with exactly ``content``; missing directories are made."""
     try:
         data = content.encode() if isinstance(content, str) else content
+        memoryview(data)  # a TypeError for what has no bytes
         tree, _ = yield from locate(path)
         reply = yield "write", {"path": tree, "data": data, **tags("write", call_id)}
     except UnicodeEncodeError as exc:
@@ -408,6 +411,8 @@ def execute(
         ran = shell.execute(client, command, timeout=timeout, view=view, cwd=cwd, env=env, call_id=call_id, **options)
     except (ValueError, *FAILURES) as exc:
         return _not_executed(exc)
+    except FAULTS as exc:
+        raise mistaken(execute, (client, command, timeout), {"cwd": cwd, "env": env, **options}) or exc from None
     return _executed(ran)
 
 
@@ -432,6 +437,8 @@ async def aexecute(
         )
     except (ValueError, *FAILURES) as exc:
         return _not_executed(exc)
+    except FAULTS as exc:
+        raise mistaken(aexecute, (client, command, timeout), {"cwd": cwd, "env": env, **options}) or exc from None
     return _executed(ran)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os.path
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from deepagents.backends.protocol import (
     DeleteResult,
@@ -30,6 +31,7 @@ from deepagents.backends.protocol import (
 )
 
 from agenttools import results
+from agenttools.arguments import FAULTS, mistaken
 from agenttools.steps import FAILURES, Steps
 from agenttools.text import EMPTY_REMINDER, printable
 from agenttools.tools import BadPath, locate, rest_of, why
@@ -50,6 +52,65 @@ FAILED = 1
 _LINES = 5
 _HEAD_BYTES = 2000
 """A preview's lines, and bytes, at each end (as BaseSandbox's)."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def answered(failed: Callable[[str], R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a method answer with ``failed`` of a sentence where a model, or its framework, gave it a wrong type."""
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @wraps(method)
+        def answering(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return method(*args, **kwargs)
+            except FAULTS as exc:
+                return _told(failed, method, exc, args, kwargs)
+
+        return answering
+
+    return decorate
+
+
+def aanswered(
+    failed: Callable[[str], R],
+) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
+    """The same for a coroutine method."""
+
+    def decorate(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        @wraps(method)
+        async def answering(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return await method(*args, **kwargs)
+            except FAULTS as exc:
+                return _told(failed, method, exc, args, kwargs)
+
+        return answering
+
+    return decorate
+
+
+def _told(
+    failed: Callable[[str], R],
+    method: Callable[..., Any],
+    exc: Exception,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> R:
+    wrong = mistaken(method, args, kwargs)
+    if wrong is None:
+        raise exc
+    return failed(f"Error: {printable(str(wrong))}")
+
+
+def not_executed(error: str) -> ExecuteResponse:
+    return ExecuteResponse(output=error, exit_code=FAILED)
+
+
+def not_offloaded(error: str) -> ExecuteOffloadResult:
+    return ExecuteOffloadResult(offloaded=False, response=not_executed(error))
 
 
 def is_media(path: str) -> bool:
@@ -149,9 +210,11 @@ _code = partial(
 def upload(files: Iterable[tuple[str, bytes]], call: dict[str, str]) -> Steps[list[FileUploadResponse]]:
     """Write each file, its directories with it; what fails does not keep the others from being written."""
     answers = []
-    for path, content in files:
-        answer = FileUploadResponse(path=path)
-        if not path.startswith("/"):
+    for file in files:
+        path, content = file if isinstance(file, (tuple, list)) and len(file) == 2 else (file, None)
+        answer = FileUploadResponse(path=path if isinstance(path, str) else repr(path))
+        fits = isinstance(path, str) and isinstance(content, (bytes, bytearray, memoryview))
+        if not fits or not path.startswith("/"):
             answer.error = "invalid_path"
         else:
             try:
@@ -169,8 +232,8 @@ def download(paths: Iterable[str]) -> Steps[list[FileDownloadResponse]]:
     """Read each file whole."""
     answers = []
     for path in paths:
-        answer = FileDownloadResponse(path=path)
-        if not path.startswith("/"):
+        answer = FileDownloadResponse(path=path if isinstance(path, str) else repr(path))
+        if not isinstance(path, str) or not path.startswith("/"):
             answer.error = "invalid_path"
         else:
             try:

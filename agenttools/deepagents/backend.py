@@ -28,9 +28,11 @@ from deepagents.backends.protocol import (
 from deepagents.backends.sandbox import BaseSandbox
 
 from agenttools import results, runs, tools
+from agenttools.arguments import check
 from agenttools.client import Client
 from agenttools.daemons import ThreadClient
 from agenttools.deepagents import answers
+from agenttools.deepagents.answers import aanswered, answered
 from agenttools.deepagents.door import Door
 from agenttools.deepagents.rules import request_of, same
 from agenttools.deepagents.timetravel import TimeTravel
@@ -100,6 +102,8 @@ class VfsBackend(BaseSandbox):
         config: str | os.PathLike[str] | None = None,
         permissions: Sequence[Any] = (),
     ) -> None:
+        given = {"name": name, "socket": socket, "thread": thread, "timeout": timeout, "config": config}
+        check(VfsBackend.__init__, {**given, "permissions": permissions})
         if socket is not None and (name is not None or thread is not None):
             raise ValueError("socket= is one daemon already; name= and thread= choose one")
         check_choice(view, profile)
@@ -197,88 +201,109 @@ class VfsBackend(BaseSandbox):
 
     # ------------------------------------------------------------------ files
 
+    @answered(lambda error: LsResult(error=error))
     def ls(self, path: str) -> LsResult:
         """The entries of a directory, by path."""
         return answers.ls(tools.ls(self._client(), path, slash=self._slash))
 
+    @aanswered(lambda error: LsResult(error=error))
     async def als(self, path: str) -> LsResult:
         return answers.ls(await tools.als(self._client(), path, slash=self._slash))
 
+    @answered(lambda error: ReadResult(error=error))
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
         """A page of a text file, or a whole binary file in base64."""
         media = answers.is_media(file_path)
         return answers.read(tools.read(self._client(), file_path, offset, limit, binary=media))
 
+    @aanswered(lambda error: ReadResult(error=error))
     async def aread(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
         media = answers.is_media(file_path)
         return answers.read(await tools.aread(self._client(), file_path, offset, limit, binary=media))
 
+    @answered(lambda error: WriteResult(error=error))
     def write(self, file_path: str, content: str) -> WriteResult:
         """Make or overwrite a file."""
         return answers.write(tools.write(self._client(), file_path, content, call_id=runs.call_id()))
 
+    @aanswered(lambda error: WriteResult(error=error))
     async def awrite(self, file_path: str, content: str) -> WriteResult:
         return answers.write(await tools.awrite(self._client(), file_path, content, call_id=runs.call_id()))
 
+    @answered(lambda error: EditResult(error=error))
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         """Replace a text in a file; a change by someone else meanwhile is never lost."""
         return answers.edit(
             tools.edit(self._client(), file_path, old_string, new_string, replace_all, call_id=runs.call_id())
         )
 
+    @aanswered(lambda error: EditResult(error=error))
     async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         return answers.edit(
             await tools.aedit(self._client(), file_path, old_string, new_string, replace_all, call_id=runs.call_id())
         )
 
+    @answered(lambda error: DeleteResult(error=error))
     def delete(self, file_path: str) -> DeleteResult:
         """Remove a file, a link (not its target), or a directory with all in it."""
         return answers.delete(tools.delete(self._client(), file_path, call_id=runs.call_id()))
 
+    @aanswered(lambda error: DeleteResult(error=error))
     async def adelete(self, file_path: str) -> DeleteResult:
         return answers.delete(await tools.adelete(self._client(), file_path, call_id=runs.call_id()))
 
+    @answered(lambda error: GlobResult(error=error))
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """The regular files below ``path`` whose names match."""
         return answers.glob(tools.glob(self._client(), pattern, path or "/"))
 
+    @aanswered(lambda error: GlobResult(error=error))
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
         return answers.glob(await tools.aglob(self._client(), pattern, path or "/"))
 
+    @answered(lambda error: GrepResult(error=error))
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         """The lines that hold the text ``pattern``."""
         return answers.grep(tools.grep(self._client(), pattern, path or "/", glob, max_count=max_count))
 
+    @aanswered(lambda error: GrepResult(error=error))
     async def agrep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         return answers.grep(await tools.agrep(self._client(), pattern, path or "/", glob, max_count=max_count))
 
+    @answered(lambda error: [FileUploadResponse(path="", error=error)])
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """Write each file; an answer for each, in order."""
         return run(self._client(), answers.upload(files, _call()))
 
+    @aanswered(lambda error: [FileUploadResponse(path="", error=error)])
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         return await arun(self._client(), answers.upload(files, _call()))
 
+    @answered(lambda error: [FileDownloadResponse(path="", error=error)])
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """Read each file whole; an answer for each, in order."""
         return run(self._client(), answers.download(paths))
 
+    @aanswered(lambda error: [FileDownloadResponse(path="", error=error)])
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return await arun(self._client(), answers.download(paths))
 
     # ------------------------------------------------------------------ commands
 
+    @answered(answers.not_executed)
     def execute(self, command: str, *, timeout: float | None = None) -> ExecuteResponse:
         """Run a shell command in the tree. Exit code 124 when its time was up, 1 when it could not be run."""
         return answers.execute(self._run(command, timeout, max_output=MAX_OUTPUT))
 
+    @aanswered(answers.not_executed)
     async def aexecute(self, command: str, *, timeout: float | None = None) -> ExecuteResponse:
         return answers.execute(await self._arun(command, timeout, max_output=MAX_OUTPUT))
 
+    @answered(answers.not_offloaded)
     def execute_with_offload(
         self,
         command: str,
@@ -294,6 +319,7 @@ class VfsBackend(BaseSandbox):
         place = _place(capture_path, max_inline_bytes, max_capture_bytes)
         return answers.offload(self._run(command, timeout, **place))
 
+    @aanswered(answers.not_offloaded)
     async def aexecute_with_offload(
         self,
         command: str,

@@ -24,6 +24,9 @@ _MAX = 256 << 10
 
 
 def _plain(permissions: Sequence[Any]) -> list[dict[str, Any]]:
+    for one in permissions:
+        if not hasattr(one, "operations"):
+            raise TypeError(f"permissions must be FilesystemPermission rules, not {type(one).__name__}")
     return [{"operations": list(p.operations), "paths": list(p.paths), "mode": p.mode} for p in permissions]
 
 
