@@ -13,6 +13,8 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import trio
+
 from vfsd.core.policy import MODES, READ, Policy, Rule, RuleError, anchor, blind_spot
 from vfsd.routes import Route
 from vfsd.rules.approvals import Approvals
@@ -30,6 +32,8 @@ CONFIG = "config"
 OWNERS_MAX = 64
 LOOKED_AT = 5000
 """Entries looked at for one pattern before it is taken to match something."""
+
+_PIECE = 100
 
 
 class Rulebook:
@@ -158,6 +162,8 @@ class Rulebook:
             ino, path = todo.pop()
             for name, child in await self._entries(ino):
                 left -= 1
+                if left % _PIECE == 0:
+                    await trio.lowlevel.checkpoint()
                 if left < 0 or policy.decider(READ, path + b"/" + name):
                     return True
                 if stat.S_ISDIR(child.mode):

@@ -112,16 +112,21 @@ class Guard(Verdicts):
         """Before an operation that changes something; EDQUOT too."""
         judge = self._judges.get(op)
         waits = None if judge is None else judge(op, caller, ino, args)
-        if self.quotas:
-            quota = self.quotas.get(ino >> NODE_BITS)
-            if quota is not None:
-                try:
-                    quota.check(*growth(self._vfs, op, ino, args))
-                except OSError:
-                    if waits is not None:
-                        waits.close()
-                    raise
-        return self._hooked(waits, op, caller, ino, args) if self.hooks else waits
+        if self.hooks:
+            waits = self._hooked(waits, op, caller, ino, args)
+        quota = self.quotas.get(ino >> NODE_BITS) if self.quotas else None
+        if quota is None:
+            return waits
+        if waits is not None:
+            return self._counted(waits, quota, op, ino, args)
+        quota.check(*growth(self._vfs, op, ino, args))
+        return None
+
+    async def _counted(self, waits: Waits, quota: Quota, op: str, ino: int, args: tuple[Any, ...]) -> None:
+        """What was waited for first: meanwhile others took of what there is."""
+        assert waits is not None
+        await waits
+        quota.check(*growth(self._vfs, op, ino, args))
 
     def settled(self, op: str, ino: int, args: tuple[Any, ...]) -> None:
         """After a rename, link or unlink that was judged, whatever has become of it."""
