@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE, UNSHARE_RANGE = 1, 2, 8, 16, 32, 64
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FICLONE = 0x80086601, 0x40086602, 0x40049409
+FS_IOC_GETVERSION, FS_IOC_GETFSLABEL, FITRIM, FS_IOC_FIEMAP = 0x80087601, 0x81009431, 0xC0185879, 0xC020660B
 RENAME_WHITEOUT = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,6 +75,9 @@ def test_file_flags_and_clones_are_refused(tree: Mounted, fd: int) -> None:
     other = os.open(tree / "g", os.O_CREAT | os.O_RDWR)
     assert code(lambda: fcntl.ioctl(fd, FS_IOC_GETFLAGS, bytes(8))) == errno.ENOTTY
     assert code(lambda: fcntl.ioctl(fd, FS_IOC_SETFLAGS, (16).to_bytes(8, "little"))) == errno.ENOTTY
+    for request in (FS_IOC_GETVERSION, FS_IOC_GETFSLABEL, FITRIM):
+        assert code(lambda r=request: fcntl.ioctl(fd, r, bytes(256))) == errno.ENOTTY
+    assert code(lambda: fcntl.ioctl(fd, FS_IOC_FIEMAP, bytes(32))) == errno.EOPNOTSUPP
     assert code(lambda: fcntl.ioctl(other, FICLONE, fd)) == errno.EOPNOTSUPP
     os.close(fd)
     os.close(other)

@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import stat
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,20 @@ def test_a_stranger_drops_no_setuid_by_a_chown_that_changes_nothing(where: str, 
     refused = errno.EPERM if mode != 0o755 and "pyfuse3" in where else 0
     assert as_user(where, NOBODY, NOBODY, [], lambda: os.chown("f", -1, -1)) == refused
     assert perm(path) == mode
+
+
+def test_roots_write_keeps_setuid_but_of_a_file_with_capabilities(where: str) -> None:
+    """There the native engine drops both: the request before the write is that of chown(-1, -1)."""
+    path = f"{where}/f"
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.fchmod(fd, 0o4755)
+    os.write(fd, b"x")
+    assert perm(path) == 0o4755
+    os.setxattr(path, "security.capability", struct.pack("<IIIII", 0x02000001, 0x400, 0, 0, 0))
+    os.write(fd, b"x")
+    os.close(fd)
+    assert os.listxattr(path) == []
+    assert perm(path) == (0o4755 if "pyfuse3" in where else 0o755)
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR])
