@@ -17,6 +17,9 @@ from langchain_core.tracers.context import register_configure_hook
 _MOST = 10_000
 """Calls remembered at once: a cancelled one is never reported as ended."""
 
+_MOST_GIVEN = 256
+"""Of so many what they were given is remembered too, which may be large."""
+
 
 class _Calls(BaseCallbackHandler):
     """Notes which tool call a tool's run is for: the run's context has the run's id, and nothing of the call."""
@@ -26,19 +29,27 @@ class _Calls(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self.of: OrderedDict[UUID, tuple[str, str]] = OrderedDict()
+        self.given: OrderedDict[UUID, dict[str, Any]] = OrderedDict()
 
     def on_tool_start(self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         call_id = kwargs.get("tool_call_id")
         if isinstance(call_id, str):
             self.of[run_id] = call_id, str((serialized or {}).get("name", ""))
+            self.given[run_id] = kwargs.get("inputs") or {}
             if len(self.of) > _MOST:
                 self.of.popitem(last=False)
+            if len(self.given) > _MOST_GIVEN:
+                self.given.popitem(last=False)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self.of.pop(run_id, None)
+        self._forget(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._forget(run_id)
+
+    def _forget(self, run_id: UUID) -> None:
         self.of.pop(run_id, None)
+        self.given.pop(run_id, None)
 
 
 _calls = _Calls()
@@ -67,7 +78,17 @@ def tool_name() -> str:
     return _call()[1]
 
 
+def tool_arguments() -> dict[str, Any]:
+    """What the model gave the tool under way, empty when it is not a tool that asks."""
+    run_id = _run_id()
+    return {} if run_id is None else dict(_calls.given.get(run_id, {}))
+
+
 def _call() -> tuple[str | None, str]:
-    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    run_id = getattr(callbacks, "parent_run_id", None)
+    run_id = _run_id()
     return (None, "") if run_id is None else _calls.of.get(run_id, (None, ""))
+
+
+def _run_id() -> UUID | None:
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    return getattr(callbacks, "parent_run_id", None)

@@ -92,9 +92,9 @@ def _ask(refusal: NeedsApproval, op: str) -> None:
     if op in _UNASKED:
         raise refusal
     path = str(refusal.filename or "")
-    name = runs.tool_name() or op
+    name, given = runs.tool_name() or op, runs.tool_arguments() or {"path": path}
     request = {
-        "action_requests": [{"name": name, "args": {"path": path}, "description": str(refusal.strerror)}],
+        "action_requests": [{"name": name, "args": given, "description": str(refusal.strerror)}],
         "review_configs": [{"action_name": name, "allowed_decisions": _DECISIONS}],
     }
     answer = interrupt(request)

@@ -116,13 +116,15 @@ def test_an_interrupt_asks_a_person(run: Run, place: Mount) -> None:
     state = run(agent)
     (question,) = state["__interrupt__"]
     (action,) = question.value["action_requests"]
-    assert action["name"] == "write_file" and action["args"] == {"path": "/ask/f"}
+    assert action["name"] == "write_file" and action["args"] == {"file_path": "/ask/f", "content": "changed"}
     assert action["description"].startswith("permission denied for write on /ask/f: rule [interrupt write /ask/**")
     assert question.value["review_configs"][0]["allowed_decisions"] == ["approve", "reject"]
     assert content(place, "/ask/f") == "in ask\n"
     state = run(agent, Command(resume={"decisions": [{"type": "approve"}]}))
     assert content(place, "/ask/f") == "changed"
-    assert state["__interrupt__"][0].value["action_requests"][0]["name"] == "edit_file"
+    (action,) = state["__interrupt__"][0].value["action_requests"]
+    shown = {"file_path": "/ask/f", "old_string": "changed", "new_string": "edited"}
+    assert action["name"] == "edit_file" and shown.items() <= action["args"].items()
     state = run(agent, Command(resume={"decisions": [{"type": "reject", "message": "not this"}]}))
     assert content(place, "/ask/f") == "changed"
     assert "a person has to approve it: rejected: not this" in str(answers(state)[-1].content)
@@ -135,7 +137,7 @@ def test_several_calls_of_one_message_ask_each(run: Run, place: Mount) -> None:
     agent = agent_with(place, [*turn, call("write_file", file_path="/open/c", content="c")])
     questions = run(agent)["__interrupt__"]
     assert len(questions) == 2
-    paths = {q.value["action_requests"][0]["args"]["path"]: q.id for q in questions}
+    paths = {q.value["action_requests"][0]["args"]["file_path"]: q.id for q in questions}
     decisions = {paths["/ask/a"]: {"type": "approve"}, paths["/ask/b"]: {"type": "reject"}}
     run(agent, Command(resume=decisions))
     assert content(place, "/ask/a") == "a" and content(place, "/open/c") == "c"
