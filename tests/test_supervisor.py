@@ -181,6 +181,8 @@ def test_units_are_written_with_this_program(world: World) -> None:
     program = Path(sys.executable).with_name("vfsd")
     assert f"ExecStart={program} mount --foreground --name %i" in places[0].read_text()
     assert "/usr/bin/vfsd" not in places[0].read_text()
+    named = [line.split("=")[0] for line in places[0].read_text().splitlines() if str(program) in line]
+    assert named == ["ExecStart", "ExecReload"]  # and no comment
     assert f"a mount for {world.base}/config/vfsd/NAME.toml: systemctl --user daemon-reload" in said
 
 

@@ -414,19 +414,36 @@ def _status(args: argparse.Namespace) -> int:
         print(f"{row['name']}: {row['mountpoint']} {row['state']}" + (f": {row['fix']}" if "fix" in row else ""))
         print(f"  pid {row['pid']}, thread {row['thread']}, engine {row['engine']}, up {row['uptime']:.0f} s")
         print(f"  socket {row['socket']}")
+        for what in ("log", "config"):
+            if row.get(what):
+                print(f"  {what} {row[what]}")
         for route in (route for route in row["routes"] if route["kind"] != "system"):
             print(f"  {route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
             if "problem" in route:
                 print(f"    does not work: {route['problem']}")
             if "notice" in route:
                 print(f"    {route['notice']}")
-        if row["counters"]:
-            print("  " + ", ".join(f"{key} {value}" for key, value in row["counters"].items()))
+        if row["state"] == "running":
+            _tell_numbers(row)
     if not found and args.name is not None:
-        raise Failure(f"no mount is called {args.name!r}")
+        raise Failure(f"no mount is called {args.name!r}: see vfsd status")
     if not found and not args.json:
         print("no mounts")
     return 0
+
+
+def _tell_numbers(row: dict[str, Any]) -> None:
+    """The counters that a person wants; ``--json`` has all of them."""
+    total = row["counters"]
+    stored = [route["counters"] for route in row["routes"] if "nodes" in route.get("counters", {})]
+    nodes, size = (sum(counters.get(key, 0) for counters in stored) for key in ("nodes", "bytes"))
+    size_text = commands_checkpoint.size_text(size)
+    print(f"  {nodes} files and directories, {size_text}; {total['open']} open, {total['checkpoints']} checkpoints")
+    print(f"  since the mount: {total['observed']} looks, {total['mutated']} changes, by either door")
+    if total["audit_lost"]:
+        print(f"  the audit log lacks {total['audit_lost']} lines that could not be written: see {row['log']}")
+    if row["approvals"]:
+        print(f"  {row['approvals']} operations wait for a yes: vfsd approvals --name {row['name']}")
 
 
 # -- check, doctor, run

@@ -131,7 +131,7 @@ def _show(args: argparse.Namespace) -> int:
     for key in ("label", "cause", "time", "path"):
         print(f"  {key:6} {found[key]}".rstrip())
     print(f"  routes {', '.join(found['routes'])}")
-    print(f"  holds  {found['files']} files, {found['directories']} directories, {_size(found['bytes'])}")
+    print(f"  holds  {found['files']} files, {found['directories']} directories, {size_text(found['bytes'])}")
     _tell_excluded(found)
     return 0
 
@@ -233,7 +233,7 @@ def _gc(args: argparse.Namespace) -> int:
         done = _gc_unmounted(args)
     if args.json:
         return _json(done)
-    print(f"gave back {_size(max(0, done['before'] - done['after']))}: {_size(done['after'])} in use")
+    print(f"gave back {size_text(max(0, done['before'] - done['after']))}: {size_text(done['after'])} in use")
     return 0
 
 
@@ -243,9 +243,9 @@ def _gc_blobs(args: argparse.Namespace) -> int:
         _json(done)
         return 1 if done["problems"] else 0
     for one in done["unmentioned"]:
-        print(f"{one['name']}  {_size(one['size'])}  {one['age'] // 86400} days")
+        print(f"{one['name']}  {size_text(one['size'])}  {one['age'] // 86400} days")
     what = "removed" if done["removed"] else "mentioned nowhere on this machine"
-    total = _size(sum(one["size"] for one in done["unmentioned"]))
+    total = size_text(sum(one["size"] for one in done["unmentioned"]))
     print(f"{len(done['unmentioned'])} blobs in {done['place']} {what}, {total}")
     print(f"{done['mentioned']} are mentioned, {done['young']} others are younger than {args.days:g} days")
     if done["problems"]:
@@ -313,7 +313,8 @@ def _tell_excluded(reply: dict[str, Any]) -> None:
         print(f"  {route['prefix']} ({route['kind']}) is {route['why']}")
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """``count`` bytes as a person reads them."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
