@@ -1,4 +1,4 @@
-"""What rules cost: the same work in a mount without any and in one with a rules_text, in turns.
+"""What rules cost: the same work in a mount without any and in one with rules, in turns.
 
     python -m benchmarks.rules [--rounds 9] [--files 1000] [--rules 100]
 
