@@ -47,27 +47,6 @@ def test_default_mount_and_back(world: World) -> None:
     world.vfsd("umount", world.mp)
 
 
-def test_status_is_in_words(world: World) -> None:
-    file = world.base / "vfsd.toml"
-    file.write_text(
-        '[routes."/"]\nkind = "memory"\n[[rules]]\npaths = ["/ask/**"]\noperations = ["write"]\nmode = "interrupt"\n'
-    )
-    world.vfsd("mount", world.mp, "--config", file)
-    (world.mp / "ask").mkdir()
-    (world.mp / "f").write_bytes(b"x" * 5000)
-    waiting = subprocess.Popen(["touch", world.mp / "ask/x"], stderr=subprocess.DEVNULL)
-    world.wait(lambda: world.status()["approvals"] == 1)
-    said = world.vfsd("status").stdout
-    assert f"  config {file}\n" in said and f"  log {world.status()['log']}\n" in said
-    assert (
-        "  3 files and directories, " in said and " looks, " in said and "audit_" not in said and "path_fds" not in said
-    )
-    assert "  1 operations wait for a yes: vfsd approvals --name default\n" in said
-    world.vfsd("reject", "1")
-    waiting.wait(SECONDS)
-    assert "see vfsd status" in world.vfsd("status", "nonesuch", code=1).stderr
-
-
 def test_files_of_the_daemon_are_private(world: World) -> None:
     world.vfsd("mount", world.mp)
     made = [p for top in ("state/vfsd", "run/vfsd") for p in (world.base / top).rglob("*")]
