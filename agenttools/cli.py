@@ -32,6 +32,10 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit code."""
+    # Closed by who called us (>&-): what is said then goes nowhere, and not into the next file that is opened.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     parser = _parser()
     args, surplus = parser.parse_known_args(argv)
     if surplus:
@@ -47,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone; Python's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as exc:
+        # Of our own output: what a tool meets is in its result.
+        print(f"agenttools: {exc.strerror or exc}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -115,6 +115,13 @@ def test_a_word_too_many_is_one_sentence(run: Run) -> None:
     assert run("ls", "--no") == (2, "", "agenttools: there is no option '--no': see agenttools ls --help\n")
 
 
+def test_output_that_goes_nowhere() -> None:
+    for where, code, said in ((">&-", 0, ""), (">/dev/full", 1, "agenttools: No space left on device\n")):
+        command = f"exec {sys.executable} -m agenttools schema {where}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+
+
 def test_grep_says_when_there_is_nothing_to_look_in(run: Run) -> None:
     assert run("grep", "x", "/none") == (2, "", "agenttools: /none: No such file or directory\n")
     ran = run("grep", "x", "/none", "--json")

@@ -393,6 +393,14 @@ def test_a_runtime_directory_that_cannot_be_used_is_named(world: World) -> None:
         subprocess.run(["umount", "-l", str(world.run_dir)], check=True)
 
 
+def test_closed_output(world: World) -> None:
+    for command, code in (("status >&-", 0), ("umount nobody >&- 2>&-", 1)):
+        done = subprocess.run(
+            ["sh", "-c", f"exec {sys.executable} -m vfsd {command}"], env=world.env, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
 def test_wrong_values_are_wrong_usage(world: World) -> None:
     for args in (
         ["mount", "--route", "banana", "x"],

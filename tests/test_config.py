@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,14 @@ def test_missing_and_oversized_files(tmp_path: Path) -> None:
 )
 def test_route_option(text: str, spec: RouteSpec) -> None:
     assert parse_route(text, Path("/here")) == spec
+
+
+def test_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert parse_route("/w/=local:~nobody/p", tmp_path).location == tmp_path / "~nobody/p"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    with pytest.raises(ConfigError, match="there is no home directory: set HOME, or XDG_STATE_HOME"):
+        config.state_home()
 
 
 def test_route_option_expands_home(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ FORCE_SECONDS = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    # Closed by who called us (>&-): what is said then goes nowhere, and not into the next file that is opened.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     args, surplus = _parser().parse_known_args(argv)
     if surplus:
         print(f"vfsd: {surplus_word(surplus)}: see vfsd COMMAND --help", file=sys.stderr)

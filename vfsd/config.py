@@ -33,6 +33,7 @@ NAMESPACE = ("filesystem",)
 ENGINES = ("auto", "native", "pyfuse3")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+_CHOICES = {"engine": ENGINES, "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
 MAX_CONFIG = 1 << 20
 """Bytes read of a configuration file; a longer one is a mistake, not a configuration."""
 
@@ -158,7 +159,10 @@ def state_home(env: Mapping[str, str] | None = None) -> Path:
 def _base(variable: str, default: str, env: Mapping[str, str] | None) -> Path:
     base = (os.environ if env is None else env).get(variable, "")
     # The specification: a path that is not absolute is to be ignored.
-    return Path(base) if base.startswith("/") else Path(default).expanduser()
+    base = base if base.startswith("/") else os.path.expanduser(default)
+    if base.startswith("~"):
+        raise ConfigError(f"there is no home directory: set HOME, or {variable}")
+    return Path(base)
 
 
 def config_home(env: Mapping[str, str] | None = None) -> Path:
@@ -233,13 +237,13 @@ def _route(
     if kind in ("store", "backend") or (kind == "blob" and ":" in (location or "").partition("/")[0]):
         uri, location = location or "", None
         if uri.startswith("sqlite:") and uri != "sqlite:":
-            uri = "sqlite:" + os.path.abspath(relative_to / Path(uri.partition(":")[2]).expanduser())
+            uri = "sqlite:" + os.path.abspath(relative_to / os.path.expanduser(uri.partition(":")[2]))
     if uri:
         try:
             check_place(kind, uri)
         except RemoteError as exc:
             raise ConfigError(f"route {prefix}: {exc}") from None
-    path = Path(os.path.abspath(relative_to / Path(location).expanduser())) if location else None
+    path = Path(os.path.abspath(relative_to / os.path.expanduser(location))) if location else None
     home = relative_to if uri.startswith("factory:") else None
     return RouteSpec(prefix, kind, path, uri, tuple(namespace), tuple((values or {}).items()), home)
 
@@ -413,12 +417,8 @@ def _scalar(key: str, value: Any) -> Any:
     """The checked value of a key."""
     if key in ("name", "thread"):
         check_word(key, value)
-    elif key == "engine":
-        _choice(key, value, ENGINES)
-    elif key == "log_level":
-        _choice(key, value, LOG_LEVELS)
-    elif key == "log_format":
-        _choice(key, value, LOG_FORMATS)
+    elif key in _CHOICES:
+        _choice(key, value, _CHOICES[key])
     elif key in ("uid_map", "gid_map"):
         try:
             value = tuple(ids.parse(str(text)) for text in value)

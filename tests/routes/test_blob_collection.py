@@ -183,6 +183,8 @@ def test_refused(world: World, tmp_path: Path) -> None:
     world.mount()
     assert "no route of kind blob" in world.vfsd("gc", "--blobs", "--name", "one", code=1).stderr
     assert "there are no blobs" in world.vfsd("gc", "--blobs", code=1).stderr
+    for days in ("nan", "-1"):
+        assert "must not be negative" in world.vfsd("gc", "--blobs", "--days", days, code=1).stderr
     assert "go with --blobs" in world.vfsd("gc", "--remove", code=1).stderr
     world.vfsd("route", "add", "/b/=blob:s3://bucket/p", "--name", "one", code=1)
     assert "other machines" in world.vfsd("gc", "--blobs", "--name", "one", code=1).stderr

@@ -56,7 +56,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     """Do it; {unmentioned: [{name, size, age}], mentioned, young, removed, problems}."""
-    if args.days < 0:
+    if not args.days >= 0:  # nor no number at all, of which nothing is young
         raise Failure("--days must not be negative")
     running = [entry for entry in registry.entries() if entry["alive"]]
     place = _blobs_of(args.name, running)
