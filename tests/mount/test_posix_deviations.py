@@ -139,6 +139,17 @@ def test_reads_that_may_not_wait_are_refused(tree: Mounted, fd: int) -> None:
     os.close(fd)
 
 
+def test_a_touch_may_give_a_time_before_the_making_with_pyfuse3(tree: Mounted, engine: str) -> None:
+    earlier = 0
+    for i in range(100):
+        path = tree / f"f{i}"
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+        made = os.stat(path).st_mtime_ns
+        os.utime(path)
+        earlier += os.stat(path).st_mtime_ns < made
+    assert (earlier > 0) == (engine == "pyfuse3")
+
+
 def test_what_fallocate_does_with_each_engine(tree: Mounted, engine: str, fd: int) -> None:
     for mode in (COLLAPSE_RANGE, INSERT_RANGE, UNSHARE_RANGE):
         assert fallocate(fd, mode) == errno.EOPNOTSUPP
