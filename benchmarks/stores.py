@@ -111,7 +111,7 @@ def compare(kind: str, location: str, store: Any, base: Path, rounds: int) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stores", description=__doc__)
     parser.add_argument("--postgres", metavar="URI")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()

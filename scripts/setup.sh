@@ -5,6 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 
+# Told before the minutes that the rest may take.
+[ -w /dev/fuse ] || echo "setup: /dev/fuse can't be opened, so nothing can be mounted: .venv/bin/vfsd doctor will say what to type" >&2
+
 missing=()
 need() { missing+=("$1"); }
 command -v "$PYTHON" >/dev/null || need python3
