@@ -139,7 +139,9 @@ approval_seconds = 60
 def guard_of(pid: int) -> int:
     """The process beside daemon ``pid`` that looks after its end."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    (guard,) = [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "vfsd-guard\n"]
+    (guard,) = [
+        int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes().endswith(b"\0vfsd-guard\0")
+    ]
     return guard
 
 

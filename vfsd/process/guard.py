@@ -5,92 +5,65 @@ notification waits for a directory that a program holds, and that program for an
 for the process, such as a service manager, learns that it is dead.
 
 Owns a small process beside the daemon, which the kernel tells when the daemon's main thread is gone
-(prctl(2), PR_SET_PDEATHSIG). It holds none of the daemon's descriptors, and ends with it.
+(prctl(2), PR_SET_PDEATHSIG), and which ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import select
 import signal
-from typing import NoReturn
+import subprocess
 
-from vfsd.doors.engines import abort_device, mounted
+from vfsd.doors.engines import abort_file
 
-GRACE_SECONDS = 0.5
-"""Between the end of the main thread and that of all others, which nothing keeps as a rule."""
+NAME = "vfsd-guard"
+"""What its command line ends with."""
 
-NAME = b"vfsd-guard"
-"""What ps(1) shows (at most 15 bytes)."""
+_SCRIPT = """
+trap '' HUP INT TERM
+trap : USR1
+read -r abort || exit
+exec 3<&0
+cat <&3 >/dev/null &
+wait $! && exit
+sleep 0.5
+kill -0 $! && echo 1 >"$abort"
+kill -9 $!
+"""
+"""cat ends when nobody holds the other end of the pipe any more: the whole daemon has ended. A shell that waits for it
+is woken by the signal, and gives the threads time to end, which nothing keeps as a rule. It is a tenth of a Python."""
 
-_ORPHANED = signal.SIGUSR1
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-
-
-class _Orphaned(Exception):
-    pass
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 class Guard:
-    """To be made by the main thread before there are others. ``arm`` it when the mount is there."""
+    """To be made by the main thread. ``arm`` it when the mount is there, ``end`` it before an end in order."""
 
     def __init__(self) -> None:
-        parent = os.getpid()
-        read, self._write = os.pipe2(os.O_CLOEXEC)
-        self._pid = os.fork()
-        if self._pid == 0:
-            _guard(parent, read)
-        os.close(read)
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, NAME],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin"},
+            start_new_session=True,
+            preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1),
+            text=True,
+        )
 
     def arm(self, mountpoint: str) -> None:
         """From now on the connection of what is mounted on ``mountpoint`` is cut if we are killed and stay."""
-        device = mounted(mountpoint)
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
-            os.write(self._write, b"%d" % (device or 0))
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # no such files here, or somebody has killed it
+            self._process.stdin.write(f"{abort_file(mountpoint)}\n")
+            self._process.stdin.flush()
 
     def end(self) -> None:
-        """Before an end in order, after which a service manager would find it left over for a moment."""
-        os.close(self._write)
-        os.waitpid(self._pid, 0)
-
-
-def _guard(parent: int, read: int) -> NoReturn:
-    """The process's whole life."""
-    try:
-        os.setsid()
-        signal.signal(_ORPHANED, _orphaned)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.dup2(read, 3)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        os.chdir("/")
-        _wait(parent, 3)
-    finally:
-        os._exit(0)
-
-
-def _orphaned(*_: object) -> NoReturn:
-    raise _Orphaned
-
-
-def _wait(parent: int, read: int) -> None:
-    device = b""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_NAME, NAME)
-        libc.prctl(_PR_SET_PDEATHSIG, _ORPHANED)
-        if os.getppid() == parent:
-            device = os.read(read, 32)
-            while os.read(read, 32):
-                pass
-            return
-    except _Orphaned:
-        pass
-    ended = select.select([read], [], [], GRACE_SECONDS)[0]
-    if device and not ended:
-        abort_device(int(device))
+        """A service manager would find it left over for a moment."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()

@@ -149,7 +149,7 @@ def _allow_many_descriptors() -> None:
 def _serve(config: Config, mountpoint: str, ready: Ready, manager: Supervisor, log: Path | None = None) -> str | None:
     """Run the daemon to its end; None when it ended in order, else the sentence that says why it did not."""
     guard = Guard()
-    from vfsd.daemon import Daemon  # after the fork: what is imported is in its memory too
+    from vfsd.daemon import Daemon
 
     def mounted(entry: dict[str, Any]) -> None:
         guard.arm(mountpoint)

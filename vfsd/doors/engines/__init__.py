@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 from vfsd.doors.engines.base import Engine, Options
-from vfsd.doors.engines.native.transport import abort, abort_device, is_dead, mounted, unmount
+from vfsd.doors.engines.native.transport import abort, abort_file, is_dead, mounted, unmount
 
-__all__ = ["NAMES", "Engine", "Options", "abort", "abort_device", "choose", "is_dead", "mounted", "unmount"]
+__all__ = ["NAMES", "Engine", "Options", "abort", "abort_file", "choose", "is_dead", "mounted", "unmount"]
 
 NAMES = ("auto", "native", "pyfuse3")
 

@@ -145,19 +145,19 @@ def is_dead(mountpoint: str) -> bool:
 
 def abort(mountpoint: str) -> None:
     """Ends the connection by force: every request waiting in the kernel fails. The mount itself stays, dead."""
+    with open(abort_file(mountpoint), "w") as file:
+        file.write("1")
+
+
+def abort_file(mountpoint: str) -> str:
+    """The file whose writing is ``abort``."""
     device = mounted(mountpoint)
     if device is None:
         raise OSError(errno.EINVAL, "nothing is mounted there", mountpoint)
-    abort_device(device)
-
-
-def abort_device(device: int) -> None:
-    """``abort`` of the mount that has this device number."""
     if os.geteuid() == 0 and not os.listdir(_CONNECTIONS):
         # Where systemd has not mounted it.
         _libc.mount(b"fusectl", os.fsencode(_CONNECTIONS), b"fusectl", ctypes.c_ulong(0), None)
-    with open(f"{_CONNECTIONS}/{os.minor(device)}/abort", "w") as file:
-        file.write("1")
+    return f"{_CONNECTIONS}/{os.minor(device)}/abort"
 
 
 def remove(mountpoint: str) -> None:
