@@ -13,9 +13,7 @@ from wcmatch import glob as wcglob
 
 _FLAGS = wcglob.BRACE | wcglob.GLOBSTAR
 _ACROSS = r"(?:(?!(?:[/]|^)\.).)*?"
-"""What wcmatch makes of ``**``."""
-
-assert _ACROSS in wcglob.translate("a/**/b", flags=_FLAGS)[0][0]
+"""What wcmatch makes of ``**``. Of a version that makes something else, patterns mean the same and may take long."""
 
 
 def regexes(pattern: str) -> list[str]:
