@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 MANY = 1000
 """Hidden entries that are counted."""
 
+CLOSING_SECONDS = 0.5
+"""How long the removal of a route waits for what is open in it."""
+
 Prepare = Callable[[list[Route]], Callable[[], None]]
 
 
@@ -165,7 +168,7 @@ class LiveRoutes:
         raises stops it. OSError: EEXIST, ENOENT, EBUSY, ENOTDIR, EIO, EINVAL.
         """
         async with self._busy:
-            going = [self._removable(prefix) for prefix in remove]
+            going = [await self._removable(prefix) for prefix in remove]
             fresh: list[Route] = []
             try:
                 for spec in add:
@@ -194,13 +197,17 @@ class LiveRoutes:
         broken = [(os.fsdecode(r.prefix), problem) for r in fresh if (problem := getattr(r.volume, "problem", None))]
         return hidden + [f"route {prefix} is there, but does not work: {problem}" for prefix, problem in broken]
 
-    def _removable(self, prefix: str) -> Route:
+    async def _removable(self, prefix: str) -> Route:
         wanted = os.fsencode(prefix)
         route = next((r for r in self._table.routes if r.prefix == wanted and r.kind != "system"), None)
         if wanted == b"/":
             raise OSError(errno.EBUSY, "the route / can't go: the tree begins there")
         if route is None:
             raise OSError(errno.ENOENT, f"there is no route {prefix}: see vfsd route list")
+        # The kernel tells of a close a moment after the program has gone on.
+        with trio.move_on_after(CLOSING_SECONDS):
+            while route.volume.counters().get("open", 0):
+                await trio.sleep(0.01)
         self._refuse_busy(route)
         return route
 

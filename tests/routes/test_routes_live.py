@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ def test_added_and_removed_while_mounted(world: World, tmp_path: Path) -> None:
         assert tools.read(client, "/late/f").error
     world.vfsd("route", "add", f"/back/=store:{store}", "--name", "one")
     assert (m / "back" / "f").read_text() == "kept\n"
+    world.umount()
+
+
+def test_a_removal_waits_for_what_is_being_closed(world: World, tmp_path: Path) -> None:
+    m = world.mount("/late/=memory")
+    (m / "late" / "f").write_text("x")
+    file = open(m / "late" / "f")  # noqa: SIM115
+    closing = threading.Timer(0.1, file.close)
+    with Client(socket=world.socket()) as client:
+        closing.start()
+        client.call("route", action="remove", prefix="/late/")
+    closing.join()
+    assert not (m / "late").exists()
     world.umount()
 
 
