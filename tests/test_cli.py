@@ -304,7 +304,7 @@ def test_no_fuse_device(world: World) -> None:
 
 def test_status_of_nothing(world: World) -> None:
     assert world.vfsd("status").stdout == "no mounts\n"
-    assert world.refused("status", "x") == "no mount is called 'x'"
+    assert world.refused("status", "x") == "no mount is called 'x': see vfsd status"
     (world.run_dir / "vfsd").mkdir(mode=0o700, exist_ok=True)
     for content in ("", "[]", '{"name": "other"}', "\0"):
         (world.run_dir / "vfsd/junk.json").write_text(content)

@@ -95,7 +95,7 @@ BAD = {
         route("/new/") + route("/l/", "local", Path("/nowhere/at/all")),
         "/nowhere/at/all does not exist",
     ),
-    "in the way": (route("/new/") + route("/file/x/"), "Not a directory"),
+    "in the way": (route("/new/") + route("/file/x/"), "/file is a file in the tree"),
     "inside itself": (route("/new/") + route("/l/", "local", Path("MNT/d")), "is inside the mountpoint"),
     "another location": (
         route("/kept/", "state"),

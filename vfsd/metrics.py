@@ -6,6 +6,7 @@ Nothing is counted for it: the snapshot is taken on the loop, which is quick, an
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -54,7 +55,9 @@ class Metrics:
                 self._socket.setblocking(False)
         except OSError as exc:
             place = policy.socket or f"port {policy.port} of {HOST}"
-            raise ConfigError(f"[metrics]: {place}: {os.strerror(exc.errno) if exc.errno else exc}") from None
+            # That of a port names it once more.
+            why = exc.strerror if policy.socket is not None else os.strerror(exc.errno or errno.EIO)
+            raise ConfigError(f"[metrics]: {place}: {why}") from None
 
     @property
     def address(self) -> str:

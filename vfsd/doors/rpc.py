@@ -486,5 +486,6 @@ def listen(path: str) -> socket.socket:
         listener.listen(128)
     except OSError as exc:
         listener.close()
-        raise OSError(exc.errno, exc.strerror, path) from None
+        # One whose path is too long has no errno.
+        raise OSError(exc.errno or errno.ENAMETOOLONG, exc.strerror or str(exc), path) from None
     return listener
