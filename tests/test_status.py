@@ -25,7 +25,7 @@ def test_status_is_in_words(world: World) -> None:
     assert (
         "  3 files and directories, " in said and " looks, " in said and "audit_" not in said and "path_fds" not in said
     )
-    assert "  1 operations wait for a yes: vfsd approvals --name default\n" in said
+    assert "  waiting for a yes: 1; see vfsd approvals --name default\n" in said
     world.vfsd("reject", "1")
     waiting.wait(SECONDS)
     assert "see vfsd status" in world.vfsd("status", "nonesuch", code=1).stderr

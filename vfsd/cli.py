@@ -447,7 +447,7 @@ def _tell_numbers(row: dict[str, Any]) -> None:
     if total["audit_lost"]:
         print(f"  the audit log lacks {total['audit_lost']} lines that could not be written: see {row['log']}")
     if row["approvals"]:
-        print(f"  {row['approvals']} operations wait for a yes: vfsd approvals --name {row['name']}")
+        print(f"  waiting for a yes: {row['approvals']}; see vfsd approvals --name {row['name']}")
 
 
 # -- check, doctor, run
