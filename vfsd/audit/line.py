@@ -76,18 +76,12 @@ class Lines:
         self.befores, self.afters = self._tables()
 
     def before(self, op: str, ino: int, args: Args) -> Before:
-        """What is to be known before a change."""
-        known = self.befores.get(op)
-        if known is not None:
-            return known(ino, args)
+        """What is to be known before a change that ``befores`` has nothing of its own for."""
         found = self._attr(args[2] if op == "copy_range" else ino)
         return (None if found is None else found.size), found, None
 
-    def changed(self, before: Before, op: str, ino: int, args: Args, result: Any) -> bytes:
-        """The fields of a change that was made."""
-        known = self.afters.get(op)
-        if known is not None:
-            return known(before, ino, args, result)
+    def changed(self, before: Before, op: str, ino: int, args: Args) -> bytes:
+        """The fields of a change that was made and that ``afters`` has nothing of its own for."""
         if op == "copy_range":
             ino = args[2]
         what = b'"op":"%b",%b' % (_called(op, args), self.path(ino))

@@ -97,7 +97,7 @@ class Audit:
         try:
             known = self._afters.get(op)
             if known is None:
-                what = self._lines.changed(before, op, ino, args, result)
+                what = self._lines.changed(before, op, ino, args)
             else:
                 what = known(before, ino, args, result)
             self._write(what, caller)

@@ -153,9 +153,9 @@ def natural(message: Message, key: str, default: int = _MISSING, *, end: int = 1
     return value
 
 
-def flags_of(message: Message, key: str = "flags", default: int = 0) -> int:
+def flags_of(message: Message, key: str = "flags") -> int:
     """An integer that is a C int to the system call it is for."""
-    return natural(message, key, default, end=1 << 31)
+    return natural(message, key, 0, end=1 << 31)
 
 
 def content_of(message: Message) -> bytes:
