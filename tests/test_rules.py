@@ -20,6 +20,7 @@ from vfsd.rules.book import Rulebook
 from vfsd.rules.config import RulesSpec
 from vfsd.rules.guard import Denied, Guard
 from vfsd.rules.hooks import Hooks, HookSpec, Mutation
+from vfsd.rules.unmatched import unmatched
 from vfsd.rules.verdicts import Layer
 from vfsd.vfs import Vfs
 
@@ -66,6 +67,32 @@ def test_verdicts_follow_moves(vfs: Vfs) -> None:
     fs.unlink("/shut/f")
     write_file(fs, "/open/f", b"new")
     assert read_file(fs, "/open/f") == b"new"
+
+
+def test_one_look_at_the_tree_tells_which_of_many_patterns_match_nothing(vfs: Vfs, looked: list[int]) -> None:
+    fs = VfsDriver(vfs)
+    for i in range(10):
+        fs.mkdir(f"/d{i}")
+    write_file(fs, "/d7/kept3", b"")
+    guard = rule(vfs, "write", "/nothing")
+    patterns = [f"/*/kept{i}" for i in range(50)] + ["/d7/kept3", "/d6/kept3", "/d?", "/**"]
+    idle = trio.run(unmatched, guard, patterns)
+    assert idle == {f"/*/kept{i}" for i in range(50) if i != 3} | {"/d6/kept3"}
+    assert len(looked) < 20
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The directories whose entries a guard was asked for."""
+    asked: list[int] = []
+    everything_in = Guard.everything_in
+
+    async def counted(guard: Guard, ino: int) -> Any:
+        asked.append(ino)
+        return await everything_in(guard, ino)
+
+    monkeypatch.setattr(Guard, "everything_in", counted)
+    return asked
 
 
 def test_one_name_less_is_one_reason_less(vfs: Vfs) -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from vfsd.rules.guard import Guard
     from vfsd.witness import Witness
 
-_MOVING = frozenset(("rename", "link", "unlink"))
 _OVERLAY_OFFSET = 1 << 40
 """Readdir offsets of overlaid entries begin here, above those of any volume."""
 
@@ -56,8 +55,11 @@ class Vfs:
         """Every operation that changes nothing passes here."""
         self._observed += 1
         try:
-            if self.guard is not None and (waits := self.guard.observing(op, caller, ino, args)) is not None:
-                await waits
+            guard = self.guard
+            if guard is not None and (judge := guard.judges.get(op)) is not None:
+                waits = judge(op, caller, ino, args)
+                if waits is not None:
+                    await waits
             result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
             if type(result) is CoroutineType:
                 result = await result
@@ -72,31 +74,14 @@ class Vfs:
     async def _mutate(self, op: str, caller: Caller, ino: int, *args: Any) -> Any:
         """Every operation that changes the tree or contents passes here."""
         self._mutated += 1
-        if self.guard is not None:
-            return await self._guarded(op, caller, ino, args)
-        witness = self.witness
-        if witness is None:
-            result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
-            return await result if type(result) is CoroutineType else result
-        before = witness.before(op, ino, args)
-        try:
-            result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
-            if type(result) is CoroutineType:
-                result = await result
-        except BaseException as error:
-            witness.failed(op, caller, ino, args, error)
-            raise
-        witness.done(before, op, caller, ino, args, result)
-        return result
-
-    async def _guarded(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Any:
-        """Judged at the head of the ``try``, so that a denial is told of too."""
         guard, witness = self.guard, self.witness
-        assert guard is not None
+        before = None
         try:
-            if (waits := guard.mutating(op, caller, ino, args)) is not None:
+            # Judged inside the ``try``, so that a denial is told of too.
+            if guard is not None and (waits := guard.mutating(op, caller, ino, args)) is not None:
                 await waits
-            before = None if witness is None else witness.before(op, ino, args)
+            if witness is not None:
+                before = witness.before(op, ino, args)
             result = getattr(self._volumes[ino >> NODE_BITS], op)(ino, *args)
             if type(result) is CoroutineType:
                 result = await result
@@ -105,8 +90,8 @@ class Vfs:
                 witness.failed(op, caller, ino, args, error)
             raise
         finally:
-            if op in _MOVING:
-                guard.settled(op, ino, args)
+            if guard is not None and guard.moving:
+                guard.settled(args)
         if witness is not None:
             witness.done(before, op, caller, ino, args, result)
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vfsd.core import globs
@@ -133,21 +133,8 @@ class Policy:
         self._compiled = {operation: _Compiled(self.rules, operation) for operation in OPERATIONS}
         self._anchors = [[_certain(pattern) for pattern in rule.paths] for rule in self.rules]
         self._among: dict[tuple[Rule, ...], Policy] = {}
-        ends = [_ends(pattern) for rule in self.rules for pattern in rule.paths]
-        self._any_name = ("", "") in ends
-        self._heads = tuple({os.fsencode(head) for head, _ in ends if head})
-        self._tails = tuple({os.fsencode(tail) for head, tail in ends if not head})
-        self._firsts = {head[0] for head in self._heads}
-        self._lasts = {tail[-1] for tail in self._tails if tail}
-
-    def mute(self, name: bytes) -> bool:
-        """Whether it is plain to see that no pattern matches a path that ends in ``name``."""
-        if self._any_name or not name:
-            return False
-        # One byte tells most of them apart, however many patterns there are.
-        return not (name[0] in self._firsts and name.startswith(self._heads)) and not (
-            name[-1] in self._lasts and name.endswith(self._tails)
-        )
+        self.mute = _mute([_ends(pattern) for rule in self.rules for pattern in rule.paths])
+        """Whether it is plain to see that no pattern matches a path that ends in a name."""
 
     def among(self, directory: bytes | str) -> Policy:
         """The rules, with the patterns, that can match an entry of the directory: of its entries it says the same."""
@@ -233,6 +220,23 @@ def _ends(pattern: str) -> tuple[str, str]:
         return "", ""
     head = re.split(r"[*?\[{\]}]", last, maxsplit=1)[0]
     return head, "" if head else re.split(r"[*?\[{\]}]", last)[-1]
+
+
+def _mute(ends: Sequence[tuple[str, str]]) -> Callable[[bytes], bool]:
+    """What tells names that none of the ``ends`` fits: a closure, for it is asked at every change of a name."""
+    if ("", "") in ends:
+        return lambda name: False
+    heads = tuple({os.fsencode(head) for head, _ in ends if head})
+    tails = tuple({os.fsencode(tail) for head, tail in ends if not head})
+    # One byte tells most of them apart, however many patterns there are.
+    firsts = frozenset(head[:1] for head in heads)
+    lasts = frozenset(tail[-1:] for tail in tails)
+
+    def mute(name: bytes) -> bool:
+        begins = name[:1] in firsts and name.startswith(heads)
+        return not begins and not (name[-1:] in lasts and name.endswith(tails)) and name != b""
+
+    return mute
 
 
 def _meets(fixed: Sequence[str], directory: Sequence[str]) -> bool:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import trio
-
-from vfsd.core.policy import MODES, READ, Policy, Rule, RuleError, anchor, blind_spot
+from vfsd.core.policy import MODES, Policy, Rule, RuleError, anchor, blind_spot
 from vfsd.routes import Route
 from vfsd.rules.approvals import Approvals
 from vfsd.rules.config import RulesSpec
 from vfsd.rules.guard import Guard
 from vfsd.rules.hooks import Hooks, quotas_for
+from vfsd.rules.unmatched import unmatched
 from vfsd.rules.verdicts import Layer
 from vfsd.vfs import Vfs
 
@@ -30,10 +28,6 @@ CONFIG = "config"
 """The owner of the rules that the configuration has."""
 
 OWNERS_MAX = 64
-LOOKED_AT = 5000
-"""Entries looked at for one pattern before it is taken to match something."""
-
-_PIECE = 100
 
 
 class Rulebook:
@@ -123,14 +117,13 @@ class Rulebook:
     async def warnings(self, owners: Iterable[str] | None = None) -> list[str]:
         """Rules that contradict each other, patterns that match nothing, what a pattern leaves out: a sentence each."""
         found: list[str] = []
-        for owner in self.guard.layers if owners is None else owners:
-            layer = self.guard.layers.get(owner)
-            if layer is None:
-                continue
+        layers = [self.guard.layers[one] for one in owners or self.guard.layers if one in self.guard.layers]
+        idle = await unmatched(self.guard, (p for one in layers for rule in one.policy.rules for p in rule.paths))
+        for layer in layers:
             found += of_policy(layer.policy)
             for rule in layer.policy.rules:
                 for pattern in rule.paths:
-                    if not await self._matches(Policy([rule._replace(paths=(pattern,), operations=(READ,))]), pattern):
+                    if pattern in idle:
                         found.append(f"pattern {pattern!r} of [{rule}] matches nothing that is there now")
                     found += self._native(rule, pattern)
         return list(dict.fromkeys(found))
@@ -145,36 +138,6 @@ class Rulebook:
                     f"there the rule holds for tools and the mount only"
                 ]
         return []
-
-    async def _matches(self, policy: Policy, pattern: str) -> bool:
-        """Whether anything in the tree matches now; yes when there is too much to look at."""
-        ino, path = self._vfs.root_ino, b""
-        for part in os.fsencode(anchor(pattern)).split(b"/"):
-            child = next((a for n, a in await self._entries(ino) if n == part), None) if part else None
-            if part and child is None:
-                return False
-            if child is not None:
-                ino, path = child.ino, path + b"/" + part
-        if policy.decider(READ, path or b"/"):
-            return True
-        todo, left = [(ino, path)], LOOKED_AT
-        while todo:
-            ino, path = todo.pop()
-            for name, child in await self._entries(ino):
-                left -= 1
-                if left % _PIECE == 0:
-                    await trio.lowlevel.checkpoint()
-                if left < 0 or policy.decider(READ, path + b"/" + name):
-                    return True
-                if stat.S_ISDIR(child.mode):
-                    todo.append((child.ino, path + b"/" + name))
-        return False
-
-    async def _entries(self, ino: int) -> list[tuple[bytes, Any]]:
-        try:
-            return await self.guard.everything_in(ino)
-        except OSError:
-            return []
 
 
 def of_policy(policy: Policy) -> list[str]:

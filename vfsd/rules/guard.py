@@ -58,8 +58,12 @@ class Guard(Verdicts):
         self.quotas: dict[int, Quota] = {}
         self.hiding = False
         self._brief: set[Rule] = set()
-        self._moving: set[tuple[Any, ...]] = set()
-        self._judges = self._table()
+        self.moving: dict[int, bool] = {}
+        """Changes under way after which remembered verdicts of inodes are void, those of directories too where True.
+
+        By the id of their arguments."""
+        self.judges = self._table()
+        """Asked before operations that change nothing: raise Denied, or return what is to be awaited first, or None."""
 
     def install(self, layers: dict[str, Layer], hooks: Hooks, quotas: dict[int, Quota]) -> None:
         """From now on these hold, for whatever is asked next; a reply to who asked for it waits for the kernel."""
@@ -103,14 +107,9 @@ class Guard(Verdicts):
 
     # -- what the funnels call
 
-    def observing(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
-        """Before an operation that changes nothing. Raises Denied; what it returns is to be awaited first."""
-        judge = self._judges.get(op)
-        return None if judge is None else judge(op, caller, ino, args)
-
     def mutating(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
-        """Before an operation that changes something; EDQUOT too."""
-        judge = self._judges.get(op)
+        """Before an operation that changes something, instead of its judge; EDQUOT too."""
+        judge = self.judges.get(op)
         waits = None if judge is None else judge(op, caller, ino, args)
         if self.hooks:
             waits = self._hooked(waits, op, caller, ino, args)
@@ -128,14 +127,11 @@ class Guard(Verdicts):
         await waits
         quota.check(*growth(self._vfs, op, ino, args))
 
-    def settled(self, op: str, ino: int, args: tuple[Any, ...]) -> None:
-        """After a rename, link or unlink that was judged, whatever has become of it."""
-        moving = self._moving
-        if moving and op == "rename" and (move := (ino, *args[:3])) in moving:
-            moving.discard(move)
-            self.moved()
-        else:
-            self.moved(directories=False)
+    def settled(self, args: tuple[Any, ...]) -> None:
+        """After a change that may have been ``moving`` something, whatever has become of it."""
+        directories = self.moving.pop(id(args), None)
+        if directories is not None:
+            self.moved(directories=directories)
 
     async def _hooked(self, waits: Waits, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> None:
         if waits is not None:
@@ -220,7 +216,10 @@ class Guard(Verdicts):
 
     def _named(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         """A write to the entry that is made or removed."""
-        if self._is_mute(ino, args[0]):
+        mute = self._is_mute(ino, args[0])
+        if op == "unlink" and (not mute or self._last):
+            self.moving[id(args)] = False
+        if mute:
             return None
         path = self.path_in(ino, args[0])
         if path is None:
@@ -248,6 +247,7 @@ class Guard(Verdicts):
     # -- names that move
 
     def _link(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
+        self.moving[id(args)] = False
         new = self.path_in(args[0], args[1])
         if new is None:
             return None
@@ -268,9 +268,11 @@ class Guard(Verdicts):
         name, new_parent, new_name, flags = args[:4]
         source = self._entry(ino, name)
         plain = source is not None and not stat.S_ISDIR(source.mode) and not flags & RENAME_EXCHANGE
-        if not plain or not self._vfs.is_inline(ino):
-            self._moving.add((ino, *args[:3]))
-        if plain and self._is_mute(ino, name) and self._is_mute(new_parent, new_name):
+        inline = self._volumes[ino >> NODE_BITS].inline
+        mute = plain and self._is_mute(ino, name) and self._is_mute(new_parent, new_name)
+        if not mute or not inline or self._last:
+            self.moving[id(args)] = not plain or not inline
+        if mute:
             return None
         old, new = self.path_in(ino, name), self.path_in(new_parent, new_name)
         if old is None or new is None:

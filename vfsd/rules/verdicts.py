@@ -8,7 +8,7 @@ but the last name of a file that has none any more.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from vfsd.core.changes import Drop, NoDentry
@@ -29,6 +29,10 @@ READ_DENY, READ_ASK, WRITE_DENY, WRITE_ASK, HIDDEN = 2, 1, 8, 4, 16
 READS, WRITES = READ_DENY | READ_ASK, WRITE_DENY | WRITE_ASK
 
 """Bits of a verdict."""
+
+
+Mute = Callable[[bytes], bool]
+"""Whether it is plain to see that no rule says anything of a name in its directory."""
 
 
 class Layer(NamedTuple):
@@ -52,7 +56,7 @@ class Verdicts:
         self._paths: dict[bytes, int] = {}
         self._inos: dict[int, int] = {}
         self._directories: dict[int, bytes] = {}
-        self._speaking: dict[int, list[Policy] | None] = {}
+        self._mute: dict[int, Mute] = {}
         self._among: dict[bytes, list[Layer]] = {}
         self._last: dict[int, bytes] = {}
         self._last_max = _NAMELESS
@@ -68,7 +72,7 @@ class Verdicts:
         self._inos.clear()
         if directories:
             self._directories.clear()
-            self._speaking.clear()
+            self._mute.clear()
 
     def _committed(self, commit: Commit) -> None:
         """What a restore or a store's news changes does not pass the funnels."""
@@ -107,20 +111,18 @@ class Verdicts:
 
     def _is_mute(self, directory: int, name: bytes) -> bool:
         """Whether it is plain to see that no rule says anything of an entry."""
-        try:
-            policies = self._speaking[directory]
-        except KeyError:
-            path = self._directory(directory)
-            known = path is not None and not path.startswith(PAST)
-            policies = [layer.policy for layer in self._layers_in(path)] if path is not None and known else None
-            if self._keeps(directory):
-                self._speaking[directory] = policies
-        if policies is None:
-            return False
-        for policy in policies:  # noqa: SIM110  (a generator costs more than what it asks)
-            if not policy.mute(name):
-                return False
-        return True
+        mute = self._mute.get(directory)
+        return (self._mute_in(directory) if mute is None else mute)(name)
+
+    def _mute_in(self, directory: int) -> Mute:
+        path = self._directory(directory)
+        mute: Mute = _never
+        if path is not None and not path.startswith(PAST):
+            layers = [layer.policy.mute for layer in self._layers_in(path)]
+            mute = layers[0] if len(layers) == 1 else lambda name: all(one(name) for one in layers)
+        if self._keeps(directory):
+            self._mute[directory] = mute
+        return mute
 
     def _directory(self, ino: int) -> bytes | None:
         """The path of a directory, which has only one; None for one that was removed."""
@@ -231,6 +233,10 @@ class Verdicts:
                     assert rule is not None
                     return rule
         raise AssertionError("no rule gave this verdict")
+
+
+def _never(name: bytes) -> bool:
+    return False
 
 
 def _strictest(a: int, b: int) -> int:
