@@ -407,7 +407,7 @@ def test_an_interrupt_waits_for_a_yes(ruled: Ruled) -> None:
         (ruled / "other").write_text("others go on")
         assert ruled.client.call("stat", path=b"/open/f")["attr"]["size"] == len("content of open/f")
         assert time.monotonic() - began < 1
-        assert "open /open/f" in ruled.world.vfsd("approvals").stdout
+        assert " /open/f  by pid " in ruled.world.vfsd("approvals").stdout
         ruled.world.vfsd("approve", question["id"])
         assert child.wait(5) == 0
     assert (ruled / "open/f").read_text() == "changed\n"

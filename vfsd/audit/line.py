@@ -84,7 +84,7 @@ class Lines:
         """The fields of a change that was made and that ``afters`` has nothing of its own for."""
         if op == "copy_range":
             ino = args[2]
-        what = b'"op":"%b",%b' % (_called(op, args), self.path(ino))
+        what = b'"op":"%b",%b' % (called(op, args), self.path(ino))
         if op == "setxattr" or op == "removexattr":
             return what + b',"name":%b' % quoted_path(args[0])
         if op == "setattr":
@@ -194,13 +194,13 @@ class Lines:
     def failed(self, op: str, ino: int, args: Args) -> bytes:
         """The fields of an operation that failed, or of one that only looks."""
         if op in _ENTRY:
-            return b'"op":"%b","path":%b' % (_called(op, args), self._entry_path(ino, args[0]))
+            return b'"op":"%b","path":%b' % (called(op, args), self._entry_path(ino, args[0]))
         if op == "rename":
             paths = self._entry_path(ino, args[0]), self._entry_path(args[1], args[2])
             return b'"op":"rename","path":%b,"path2":%b' % paths
         if op == "link":
             return b'"op":"link",%b,"path2":%b' % (self.path(ino), self._entry_path(args[0], args[1]))
-        return b'"op":"%b",%b' % (_called(op, args), self.path(args[2] if op == "copy_range" else ino))
+        return b'"op":"%b",%b' % (called(op, args), self.path(args[2] if op == "copy_range" else ino))
 
     # -- paths
 
@@ -306,7 +306,7 @@ def _number(value: int | None) -> bytes:
     return _NULL if value is None else b"%d" % value
 
 
-def _called(op: str, args: Args) -> bytes:
+def called(op: str, args: Args) -> bytes:
     """The name that a line has for an operation: of a setattr what it is asked for."""
     if op == "setattr":
         to: SetAttr = args[0]

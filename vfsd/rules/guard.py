@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from vfsd.audit.line import called
 from vfsd.core.plans import RENAME_EXCHANGE
 from vfsd.core.policy import DENY, INTERRUPT, READ, WRITE, Rule
 from vfsd.core.types import DAEMON, NODE_BITS, NODE_MASK, Attr, Caller
@@ -81,7 +82,9 @@ class Guard(Verdicts):
 
     # -- deciding
 
-    def _settle(self, op: str, caller: Caller, wants: Iterable[tuple[str, bytes]], ask: bool = True) -> Waits:
+    def _settle(
+        self, op: str, args: tuple[Any, ...], caller: Caller, wants: Iterable[tuple[str, bytes]], ask: bool = True
+    ) -> Waits:
         """Raise Denied, or return what has to be awaited before the operation, None for nothing."""
         asking: list[Want] = []
         rule: Rule | None = None
@@ -93,7 +96,7 @@ class Guard(Verdicts):
             if verdict & INTERRUPT and ask and not self.approvals.granted(caller, operation, path):
                 asking.append((operation, path, False))
                 rule = rule or self._rule(operation, path, INTERRUPT)
-        return self._ask(op, caller, tuple(asking), rule) if rule is not None else None
+        return self._ask(called(op, args).decode(), caller, tuple(asking), rule) if rule is not None else None
 
     async def _ask(self, op: str, caller: Caller, wants: tuple[Want, ...], rule: Rule) -> None:
         if caller.approved is False or rule in self._brief:
@@ -141,7 +144,7 @@ class Guard(Verdicts):
         if refused is not None:
             hook, reason = refused
             path = os.fsencode(mutation.paths[0]) if mutation.paths else b""
-            raise Denied(f"{op} of {os.fsdecode(path)} refused by {hook}: {reason}", path, hook)
+            raise Denied(f"{called(op, args).decode()} of {os.fsdecode(path)} refused by {hook}: {reason}", path, hook)
 
     def _subjects(self, op: str, ino: int, args: tuple[Any, ...]) -> list[bytes]:
         """All paths a change concerns."""
@@ -170,12 +173,12 @@ class Guard(Verdicts):
         if not self.of_ino(ino) & READS:
             return None
         # What the kernel reads by inode, and tools by path, is asked for; a search that meets it passes by.
-        return self._settle(op, caller, [(READ, path) for path in self.paths_of(ino)])
+        return self._settle(op, args, caller, [(READ, path) for path in self.paths_of(ino)])
 
     def _reads_opened(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         """Asked for when it was opened."""
         if self.of_ino(ino) & READ_DENY:
-            self._settle(op, caller, [(READ, path) for path in self.paths_of(ino)], False)
+            self._settle(op, args, caller, [(READ, path) for path in self.paths_of(ino)], False)
         return None
 
     def _read(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
@@ -189,11 +192,11 @@ class Guard(Verdicts):
     def _writes(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         if not self.of_ino(ino) & WRITES:
             return None
-        return self._settle(op, caller, [(WRITE, path) for path in self.paths_of(ino)])
+        return self._settle(op, args, caller, [(WRITE, path) for path in self.paths_of(ino)])
 
     def _writes_opened(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         if self.of_ino(ino) & WRITE_DENY:
-            self._settle(op, caller, [(WRITE, path) for path in self.paths_of(ino)], False)
+            self._settle(op, args, caller, [(WRITE, path) for path in self.paths_of(ino)], False)
         return None
 
     def _setattr(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
@@ -212,7 +215,7 @@ class Guard(Verdicts):
         if not self.of_ino(ino) & mask:
             return None
         operations = [one for one, bits in ((READ, READS), (WRITE, WRITES)) if mask & bits]
-        return self._settle(op, caller, [(one, path) for path in self.paths_of(ino) for one in operations])
+        return self._settle(op, args, caller, [(one, path) for path in self.paths_of(ino) for one in operations])
 
     def _named(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         """A write to the entry that is made or removed."""
@@ -226,7 +229,7 @@ class Guard(Verdicts):
             return None
         if op == "unlink":
             self.leaves(ino, args[0], path)
-        return self._settle(op, caller, [(WRITE, path)]) if self.of_path(path) & WRITES else None
+        return self._settle(op, args, caller, [(WRITE, path)]) if self.of_path(path) & WRITES else None
 
     def _create(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         found = self._entry(ino, args[0])
@@ -252,7 +255,7 @@ class Guard(Verdicts):
         if new is None:
             return None
         wants = [want for old in self.paths_of(ino) for want in ((WRITE, old), *self._unread(old, new))]
-        return self._settle(op, caller, [*wants, (WRITE, new)])
+        return self._settle(op, args, caller, [*wants, (WRITE, new)])
 
     def _unread(self, old: bytes, new: bytes) -> list[tuple[str, bytes]]:
         """What may not be read gets no path by which it might."""
@@ -283,7 +286,7 @@ class Guard(Verdicts):
         else:
             self.leaves(new_parent, new_name, new)
         wants = [(WRITE, old), (WRITE, new), *(want for _, a, b in moves for want in self._unread(a, b))]
-        waits = self._settle(op, caller, wants)
+        waits = self._settle(op, args, caller, wants)
         trees = [(attr.ino, a, b) for attr, a, b in moves if attr is not None and stat.S_ISDIR(attr.mode)]
         trees = [tree for tree in trees if self._concerned_below(*tree[1:])]
         return self._rename_trees(waits, op, caller, trees) if trees else waits
