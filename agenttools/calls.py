@@ -4,7 +4,7 @@
         tools.write(client, "/report.md", text)
         frame.to_parquet("vfsd:///report.parquet")
 
-Owns one context variable. The id goes with every request that changes something, into the daemon's audit log.
+Owns one context variable. The id goes with every request, into the daemon's audit log.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from agenttools.schema import TOOLS
 from agenttools.views import Profile, View, check_choice
 
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "boolean": bool, "number": float}
-_CALL_ID = frozenset({"write", "edit", "delete", "execute"})
 
 _Answer = tuple[str, Result]
 
@@ -41,7 +40,7 @@ def vfs_tools(
 
     ``client``, or the daemon on ``socket``, or the mount called ``name``: by default ``VFSD_SOCKET``, else "default".
     ``view``: what ``/`` is for commands (``agenttools.shell``), ``profile``: what they are kept from. The ids of tool
-    calls go with what they change.
+    calls go with what they ask for.
     """
     check_choice(view, profile)
     if client is None:
@@ -58,7 +57,7 @@ def _tool(described: dict[str, Any], client: Client, run: dict[str, Any]) -> Bas
     fixed = run if name == "execute" else {}
 
     def options(given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, **fixed, **({"call_id": call_id()} if name in _CALL_ID else {})}
+        return {**given, **fixed, "call_id": call_id()}
 
     def sync(**given: Any) -> _Answer:
         return _answer(function(client, **options(given)))

@@ -59,7 +59,6 @@ MAX_BODY = 64 << 20
 
 _IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _LAST_LINE = 200
-_CALL_ID = frozenset({"write", "edit", "delete", "execute"})
 
 _INSTRUCTIONS = (
     "The tools share one file tree. A path starts with / and means the same file in all of them; execute runs shell "
@@ -124,8 +123,7 @@ def tool_server(
         if wrong is not None:
             where = f"{'.'.join(map(str, wrong.path))}: " if wrong.path else ""
             return _failed(f"Error: Invalid arguments for {params.name}. {where}{wrong.message}")
-        if params.name in _CALL_ID:
-            given["call_id"] = _call_id(context)
+        given["call_id"] = _call_id(context)
         if params.name == "execute":
             return _answer(await _execute(context, client, given | {"view": view, "profile": profile}), structured)
         return _answer(await getattr(tools, f"a{params.name}")(client, **given), structured)

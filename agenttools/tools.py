@@ -123,15 +123,16 @@ def why(exc: Exception, **codes: str) -> str:
     return str(exc) or type(exc).__name__
 
 
-def _ls(path: str = "/", *, slash: bool = False) -> Steps[LsResult]:
+def _ls(path: str = "/", *, slash: bool = False, call_id: str | None = None) -> Steps[LsResult]:
     """The files and directories in directory ``path``; with ``slash`` the paths of directories end with one."""
     try:
         tree, prefix = yield from locate(path)
         top = _shown(prefix + (b"" if tree == b"/" else tree)) + "/"
-        reply = yield "list", {"path": tree}
+        request = {"path": tree, **tags("ls", call_id)}
+        reply = yield "list", request
         listed = reply["entries"]
         while reply.get("more"):
-            reply = yield "list", {"path": tree, "continue": reply["continue"]}
+            reply = yield "list", request | {"continue": reply["continue"]}
             listed += reply["entries"]
     except BadPath as exc:
         return LsResult(error=str(exc))
@@ -151,14 +152,17 @@ def _ls(path: str = "/", *, slash: bool = False) -> Steps[LsResult]:
 ls, als = both(_ls)
 
 
-def _read(path: str, offset: int = 0, limit: int = READ_LIMIT, *, binary: bool = False) -> Steps[ReadResult]:
+def _read(
+    path: str, offset: int = 0, limit: int = READ_LIMIT, *, binary: bool = False, call_id: str | None = None
+) -> Steps[ReadResult]:
     """At most ``limit`` lines of a text file after the first ``offset``; a binary file whole, in base64.
 
     ``binary``: take any file that is not empty for a binary one, whatever is in it.
     """
     try:
         tree, _ = yield from locate(path)
-        reply = yield "read", {"path": tree, "offset": 0, "length": PIECE}
+        request = {"path": tree, "offset": 0, "length": PIECE, **tags("read", call_id)}
+        reply = yield "read", request
         data, size = reply["data"], reply["size"]
         if not stat.S_ISREG(reply["mode"]):
             return ReadResult(path, error=f"File '{path}': not_a_file")
@@ -168,7 +172,7 @@ def _read(path: str, offset: int = 0, limit: int = READ_LIMIT, *, binary: bool =
             if size <= len(data):
                 view = window(data, offset, limit)
             else:
-                view = yield from _page(tree, data, size, offset, limit)
+                view = yield from _page(request, data, size, offset, limit)
         except NotText:
             if size > MAX_BINARY_BYTES:
                 limit_text = f"Binary file exceeds maximum preview size of {MAX_BINARY_BYTES} bytes"
@@ -194,8 +198,8 @@ def _read(path: str, offset: int = 0, limit: int = READ_LIMIT, *, binary: bool =
 read, aread = both(_read)
 
 
-def _page(tree: bytes, data: bytes, size: int, offset: int, limit: int) -> Steps[Window]:
-    """The window of a file that comes in pieces, of which ``data`` is the first."""
+def _page(request: dict[str, Any], data: bytes, size: int, offset: int, limit: int) -> Steps[Window]:
+    """The window of a file that comes in pieces, of which ``data`` is the first, that of ``request``."""
     pager = Pager(offset, limit)
     at = 0
     while data:
@@ -203,7 +207,7 @@ def _page(tree: bytes, data: bytes, size: int, offset: int, limit: int) -> Steps
         at += len(data)
         if pager.full and size > MAX_COUNTED:
             return pager.finish(complete=False)
-        data = (yield "read", {"path": tree, "offset": at, "length": PIECE})["data"]
+        data = (yield "read", request | {"offset": at})["data"]
     return pager.finish()
 
 
@@ -252,7 +256,7 @@ def _edit(
                 return EditResult(path, error=f"Error: '{path}' is not a regular file")
             data = reply["data"]
             if reply["size"] > len(data):
-                data = yield from rest_of(tree, data)
+                data = yield from rest_of(tree, data, tags("edit", call_id))
             changed, count = replace(data, old_string, new_string, replace_all)
             if changed == data:
                 return EditResult(path, count)
@@ -280,21 +284,26 @@ edit, aedit = both(_edit)
 
 def _edit_request(tree: bytes, old: str, new: str, replace_all: bool, call_id: str | None) -> Request:
     """What makes a plain edit at once, and else gives the beginning of the file."""
+    told = tags("edit", call_id)
+    beginning: Request = "read", {"path": tree, "offset": 0, "length": PIECE, **told}
     try:
         texts = {"old_text": old.encode(), "new_text": new.encode()}
     except UnicodeEncodeError:
-        return "read", {"path": tree, "offset": 0, "length": PIECE}
+        return beginning
     if len(texts["old_text"]) > PIECE or len(texts["new_text"]) > MAX_PIECE:
-        return "read", {"path": tree, "offset": 0, "length": PIECE}
-    return "edit", {"path": tree, **texts, "all": replace_all, **tags("edit", call_id)}
+        return beginning
+    return "edit", {"path": tree, **texts, "all": replace_all, **told}
 
 
-def rest_of(tree: bytes, data: bytes) -> Steps[bytes]:
-    """All of a file of which ``data`` is the beginning. A change meanwhile shows when it is written back."""
+def rest_of(tree: bytes, data: bytes, told: dict[str, str]) -> Steps[bytes]:
+    """All of a file of which ``data`` is the beginning, asked for with the tags ``told``.
+
+    A change meanwhile shows when it is written back.
+    """
     parts = [data]
     at = len(data)
     while data:
-        data = (yield "read", {"path": tree, "offset": at, "length": MAX_PIECE})["data"]
+        data = (yield "read", {"path": tree, "offset": at, "length": MAX_PIECE, **told})["data"]
         parts.append(data)
         at += len(data)
     return b"".join(parts)
@@ -328,11 +337,11 @@ def _delete(path: str, *, call_id: str | None = None) -> Steps[DeleteResult]:
 delete, adelete = both(_delete)
 
 
-def _glob(pattern: str, path: str = "/") -> Steps[GlobResult]:
+def _glob(pattern: str, path: str = "/", *, call_id: str | None = None) -> Steps[GlobResult]:
     """The regular files below directory ``path`` that ``pattern`` matches."""
     try:
         tree, prefix = yield from locate(path)
-        reply = yield "glob", {"pattern": pattern, "path": tree}
+        reply = yield "glob", {"pattern": pattern, "path": tree, **tags("glob", call_id)}
     except BadPath as exc:
         return GlobResult(error=str(exc))
     except FAILURES as exc:
@@ -357,6 +366,7 @@ def _grep(
     *,
     max_count: int | None = MAX_MATCHES,
     output_mode: OutputMode = "files_with_matches",
+    call_id: str | None = None,
 ) -> Steps[GrepResult]:
     """The lines that contain the text ``pattern`` in the text files at or below ``path``.
 
@@ -366,7 +376,7 @@ def _grep(
         return GrepResult(pattern, error="Error: max_count must be at least 1.")
     try:
         tree, prefix = yield from locate(path)
-        wanted: dict[str, Any] = {} if glob is None else {"glob": glob}
+        wanted: dict[str, Any] = tags("grep", call_id) | ({} if glob is None else {"glob": glob})
         if max_count is not None:
             wanted["max_count"] = max_count
         reply = yield "grep", {"pattern": pattern.encode(), "path": tree, **wanted}

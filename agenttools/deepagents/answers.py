@@ -228,9 +228,10 @@ def upload(files: Iterable[tuple[str, bytes]], call: dict[str, str]) -> Steps[li
     return answers
 
 
-def download(paths: Iterable[str]) -> Steps[list[FileDownloadResponse]]:
-    """Read each file whole."""
+def download(paths: Iterable[str], call: dict[str, str]) -> Steps[list[FileDownloadResponse]]:
+    """Read each file whole; ``call`` has the tool call's id, if it has one."""
     answers = []
+    told = {"tool": "download", **call}
     for path in paths:
         answer = FileDownloadResponse(path=path if isinstance(path, str) else repr(path))
         if not isinstance(path, str) or not path.startswith("/"):
@@ -238,10 +239,10 @@ def download(paths: Iterable[str]) -> Steps[list[FileDownloadResponse]]:
         else:
             try:
                 tree, _ = yield from locate(path)
-                reply = yield "read", {"path": tree, "offset": 0, "length": PIECE}
+                reply = yield "read", {"path": tree, "offset": 0, "length": PIECE, **told}
                 if stat.S_ISREG(reply["mode"]):
                     data = reply["data"]
-                    answer.content = data if reply["size"] <= len(data) else (yield from rest_of(tree, data))
+                    answer.content = data if reply["size"] <= len(data) else (yield from rest_of(tree, data, told))
                 else:
                     answer.error = "is_directory" if stat.S_ISDIR(reply["mode"]) else "invalid_path"
             except BadPath:

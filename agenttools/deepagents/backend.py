@@ -204,22 +204,24 @@ class VfsBackend(BaseSandbox):
     @answered(lambda error: LsResult(error=error))
     def ls(self, path: str) -> LsResult:
         """The entries of a directory, by path."""
-        return answers.ls(tools.ls(self._client(), path, slash=self._slash))
+        return answers.ls(tools.ls(self._client(), path, slash=self._slash, call_id=runs.call_id()))
 
     @aanswered(lambda error: LsResult(error=error))
     async def als(self, path: str) -> LsResult:
-        return answers.ls(await tools.als(self._client(), path, slash=self._slash))
+        return answers.ls(await tools.als(self._client(), path, slash=self._slash, call_id=runs.call_id()))
 
     @answered(lambda error: ReadResult(error=error))
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
         """A page of a text file, or a whole binary file in base64."""
         media = answers.is_media(file_path)
-        return answers.read(tools.read(self._client(), file_path, offset, limit, binary=media))
+        return answers.read(tools.read(self._client(), file_path, offset, limit, binary=media, call_id=runs.call_id()))
 
     @aanswered(lambda error: ReadResult(error=error))
     async def aread(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
         media = answers.is_media(file_path)
-        return answers.read(await tools.aread(self._client(), file_path, offset, limit, binary=media))
+        return answers.read(
+            await tools.aread(self._client(), file_path, offset, limit, binary=media, call_id=runs.call_id())
+        )
 
     @answered(lambda error: WriteResult(error=error))
     def write(self, file_path: str, content: str) -> WriteResult:
@@ -255,24 +257,28 @@ class VfsBackend(BaseSandbox):
     @answered(lambda error: GlobResult(error=error))
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """The regular files below ``path`` whose names match."""
-        return answers.glob(tools.glob(self._client(), pattern, path or "/"))
+        return answers.glob(tools.glob(self._client(), pattern, path or "/", call_id=runs.call_id()))
 
     @aanswered(lambda error: GlobResult(error=error))
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return answers.glob(await tools.aglob(self._client(), pattern, path or "/"))
+        return answers.glob(await tools.aglob(self._client(), pattern, path or "/", call_id=runs.call_id()))
 
     @answered(lambda error: GrepResult(error=error))
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         """The lines that hold the text ``pattern``."""
-        return answers.grep(tools.grep(self._client(), pattern, path or "/", glob, max_count=max_count))
+        return answers.grep(
+            tools.grep(self._client(), pattern, path or "/", glob, max_count=max_count, call_id=runs.call_id())
+        )
 
     @aanswered(lambda error: GrepResult(error=error))
     async def agrep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
-        return answers.grep(await tools.agrep(self._client(), pattern, path or "/", glob, max_count=max_count))
+        return answers.grep(
+            await tools.agrep(self._client(), pattern, path or "/", glob, max_count=max_count, call_id=runs.call_id())
+        )
 
     @answered(lambda error: [FileUploadResponse(path="", error=error)])
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
@@ -286,11 +292,11 @@ class VfsBackend(BaseSandbox):
     @answered(lambda error: [FileDownloadResponse(path="", error=error)])
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """Read each file whole; an answer for each, in order."""
-        return run(self._client(), answers.download(paths))
+        return run(self._client(), answers.download(paths, _call()))
 
     @aanswered(lambda error: [FileDownloadResponse(path="", error=error)])
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return await arun(self._client(), answers.download(paths))
+        return await arun(self._client(), answers.download(paths, _call()))
 
     # ------------------------------------------------------------------ commands
 

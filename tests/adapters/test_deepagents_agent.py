@@ -193,8 +193,17 @@ def test_the_ids_of_tool_calls_go_with_the_requests(run: Run, backend: VfsBacken
         call("edit_file", file_path="/project/a", old_string="x", new_string="y"),
         call("delete", file_path="/project/b"),
     ]
-    run(create_deep_agent(model=Scripted(turns=[turn, after]), backend=backend))
+    looks = [
+        call("read_file", file_path="/project/a"),
+        call("ls", path="/project"),
+        call("glob", pattern="*", path="/project"),
+        call("grep", pattern="x", path="/project"),
+    ]
+    run(create_deep_agent(model=Scripted(turns=[turn, after, looks]), backend=backend))
     assert sorted(asked[:2]) == sorted([("write", "write", turn[0]["id"]), ("write", "write", turn[1]["id"])])
     assert sorted(asked[2:4]) == sorted([("edit", "edit", after[0]["id"]), ("delete", "delete", after[1]["id"])])
+    assert {(op, call_id) for op, _, call_id in asked[4:]} >= {
+        (op, look["id"]) for op, look in zip(("read", "list", "glob", "grep"), looks, strict=True)
+    }
     backend.write("/project/by hand", "")
     assert asked[-1] == ("write", "write", None)

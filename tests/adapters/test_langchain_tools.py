@@ -87,8 +87,19 @@ def test_the_ids_of_tool_calls_go_with_the_requests(tmp_path: Path) -> None:
         tools = {tool.name: tool for tool in vfs_tools(client)}
         tools["write"].invoke(made("write", {"path": "/f", "content": ""}))
         tools["write"].invoke({"path": "/f", "content": ""})
-    noted = [params.get("call_id") for params in asked if params.get("tool") == "write"]
-    assert noted == ["id of write", None]
+        for name, args in (
+            ("read", {"path": "/f"}),
+            ("ls", {}),
+            ("glob", {"pattern": "*"}),
+            ("grep", {"pattern": "x"}),
+        ):
+            tools[name].invoke(made(name, args))
+    noted = [(params["tool"], params.get("call_id")) for params in asked if "tool" in params]
+    assert noted == [
+        ("write", "id of write"),
+        ("write", None),
+        *((name, f"id of {name}") for name in ("read", "ls", "glob", "grep")),
+    ]
 
 
 def test_one_daemon_only(tmp_path: Path) -> None:

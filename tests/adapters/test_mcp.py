@@ -315,7 +315,7 @@ async def test_the_ids_of_tool_calls_go_with_the_requests(tmp_path: Path) -> Non
 
     class Noting(Client):
         async def acall(self, op: str, /, **params: Any) -> Any:
-            if params.get("tool") == "write":
+            if "tool" in params:
                 noted.append(params["call_id"])
             return await super().acall(op, **params)
 
@@ -324,10 +324,11 @@ async def test_the_ids_of_tool_calls_go_with_the_requests(tmp_path: Path) -> Non
             given = {"path": "/f", "content": ""}
             await client.call_tool("write", given, meta={"claudecode/toolUseId": "toolu_01"})
             await client.call_tool("write", given, meta={"tool_call_id": "call_02"})
+            await client.call_tool("read", {"path": "/f"}, meta={"tool_call_id": "call_03"})
             for _ in range(2):
                 await client.call_tool("write", given)
-    assert noted[:2] == ["toolu_01", "call_02"]
-    assert all(made.startswith("mcp-") for made in noted[2:]) and noted[2] != noted[3]
+    assert noted[:3] == ["toolu_01", "call_02", "call_03"]
+    assert all(made.startswith("mcp-") for made in noted[3:]) and noted[3] != noted[4]
 
 
 async def test_the_id_of_a_call_names_the_file_of_its_output(mount: Mount) -> None:

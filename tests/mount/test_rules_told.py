@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from daemons import SECONDS, Daemon
 
+from agenttools import tools
+
 pytestmark = pytest.mark.mount
 
 
@@ -32,7 +34,7 @@ def log(daemon: Daemon, *args: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def agenttools(daemon: Daemon, *args: str) -> list[str]:
+def tool(daemon: Daemon, *args: str) -> list[str]:
     return [sys.executable, "-m", "agenttools", "--socket", str(daemon.socket), *args]
 
 
@@ -40,8 +42,8 @@ def test_what_waits_is_called_as_in_the_log(daemon: Daemon) -> None:
     (daemon.point / "old").write_text("x")
     rule(daemon, "write", "/{new,old}", "interrupt")
     commands = {
-        ("create", "/new"): agenttools(daemon, "write", "/new"),
-        ("write", "/old"): agenttools(daemon, "write", "/old"),
+        ("create", "/new"): tool(daemon, "write", "/new"),
+        ("write", "/old"): tool(daemon, "write", "/old"),
         ("chmod", "/old"): ["chmod", "600", str(daemon.point / "old")],
     }
     for (op, path), command in commands.items():
@@ -53,3 +55,20 @@ def test_what_waits_is_called_as_in_the_log(daemon: Daemon) -> None:
         assert (question["op"], question["paths"]) == (op, [path.encode()])
         assert f" {op} {path}  by " in shown and said == f"approved {op} {path}\n"
         assert log(daemon, "--path", path)[-1]["op"] == op
+
+
+def test_a_denied_look_is_known_by_its_tool_and_call(daemon: Daemon) -> None:
+    (daemon.point / "d").mkdir()
+    (daemon.point / "d/f").write_text("x")
+    rule(daemon, "read", "/{d,d/**}")
+    assert tools.read(daemon.client, "/d/f", call_id="c1").error
+    assert tools.ls(daemon.client, "/d", call_id="c2").error
+    assert tools.edit(daemon.client, "/d/f", "x", "y", call_id="c3").error
+    assert tools.edit(daemon.client, "/d/f", "x" * (2 << 20), "y", call_id="c4").error
+    found = [(line["tool"], line["call"], line["result"]) for line in log(daemon, "--failed")]
+    assert found == [
+        ("read", "c1", "EACCES"),
+        ("ls", "c2", "EACCES"),
+        ("edit", "c3", "EACCES"),
+        ("edit", "c4", "EACCES"),
+    ]
