@@ -68,7 +68,7 @@ def test_routes_and_rules_of_the_file_are_put_in_force(world: World, file: File)
     file.write(route("/new/", "local", host), deny("/b"), '[quotas."/"]\nfiles = 3\n')
 
     done = world.vfsd("reload")
-    assert done.stdout == "1 rules in force, added /new/, removed /old/\n"
+    assert done.stdout == f"{file.path}: rules changed, added /new/, removed /old/; rules in force: 1\n"
     with file.client() as client:
         assert state(client) == (["/", "/given/", "/new/"], ["/b"])
         assert "/new/" in [r["prefix"] for r in client.hello["routes"]]
@@ -79,7 +79,8 @@ def test_routes_and_rules_of_the_file_are_put_in_force(world: World, file: File)
         (world.mp / "b").write_text("y")
     with pytest.raises(OSError, match="quota"):
         (world.mp / "c").write_text("x")
-    assert world.vfsd("reload").stdout == "1 rules in force\n"
+    assert world.vfsd("reload").stdout == f"{file.path}: nothing changed; rules in force: 1\n"
+    assert world.vfsd("rules", "reload").stdout == "rules in force, as the configuration file has them now: 1\n"
 
 
 BAD = {
@@ -158,7 +159,7 @@ def test_what_the_command_line_said_stays(world: World, file: File) -> None:
     file.path.write_text('thread = "t1"\n' + BASE)
     file.mount("--thread", "mine", "--route", "/x/=memory")
     file.path.write_text('thread = "t3"\n' + BASE + route("/x/", "state"))
-    assert world.vfsd("reload").stdout == "0 rules in force\n"
+    assert world.vfsd("reload").stdout == f"{file.path}: nothing changed; rules in force: 0\n"
     assert world.status()["thread"] == "mine"
 
 
@@ -175,7 +176,8 @@ def test_other_settings_that_may_change(world: World, file: File) -> None:
     file.write()
     file.mount()
     file.path.write_text('log_level = "debug"\n' + BASE + '[execute]\nprofile = "offline"\n[checkpoints]\nkeep = 7\n')
-    world.vfsd("reload")
+    said = world.vfsd("reload").stdout
+    assert said == f"{file.path}: log_level, checkpoints and execute changed; rules in force: 0\n"
     with file.client() as client:
         assert client.call("log_level")["level"] == "debug"
         assert client.hello["execute"]["profile"] == "offline"

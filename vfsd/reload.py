@@ -29,10 +29,12 @@ LIVE = frozenset(["routes", "rules", "checkpoints", "execute", "log_level", "log
 
 
 class Plan(NamedTuple):
-    """What a reload is to do. ``fixed``: what changed and needs a new mount, as it is called in the file."""
+    """What a reload is to do. ``settings`` changed besides routes; ``fixed`` needs a new mount. Both are named as they
+    are in the file."""
 
     add: list[RouteSpec]
     remove: list[str]
+    settings: list[str]
     fixed: list[str]
 
 
@@ -40,10 +42,11 @@ def plan(old: Config, new: Config) -> Plan:
     """The way from one configuration to another."""
     before = {spec.prefix: spec for spec in old.routes}
     after = {spec.prefix: spec for spec in new.routes}
-    fixed = [f.name for f in fields(Config) if f.name not in LIVE and getattr(old, f.name) != getattr(new, f.name)]
+    changed = [f.name for f in fields(Config) if f.name != "routes" and getattr(old, f.name) != getattr(new, f.name)]
+    fixed = [name for name in changed if name not in LIVE]
     fixed += [f"route {prefix}" for prefix in before if prefix in after and before[prefix] != after[prefix]]
     added = [after[prefix] for prefix in after if prefix not in before]
-    return Plan(added, [prefix for prefix in before if prefix not in after], fixed)
+    return Plan(added, [prefix for prefix in before if prefix not in after], changed, fixed)
 
 
 class Reloader:
@@ -68,7 +71,8 @@ class Reloader:
         self._one = trio.Lock()
 
     async def reload(self) -> dict[str, Any]:
-        """Put the file in force: {added, removed: [prefix...], rules: count, warnings: [sentence...]}.
+        """Put the file in force: {source: path, added, removed: [prefix...], changed: settings in words, rules: count,
+        warnings: [sentence...]}.
 
         OSError with one sentence that says what can't be, and then all is as it was.
         """
@@ -88,8 +92,10 @@ class Reloader:
                 raise OSError(exc.errno, f"{exc.strerror}; all is as it was before") from None
             warnings = [*problems, *await self._book.warnings()]
             added = [spec.prefix for spec in todo.add]
-            log.info("reloaded: %d rules, routes added %s, removed %s", len(new.rules.rules), added, todo.remove)
-            return {"added": added, "removed": todo.remove, "rules": len(new.rules.rules), "warnings": warnings}
+            rules, changed = len(new.rules.rules), _listed(todo.settings)
+            log.info("reloaded: changed %s, %d rules, routes added %s, removed %s", changed, rules, added, todo.remove)
+            told = {"source": str(new.source), "changed": changed, "rules": rules, "warnings": warnings}
+            return told | {"added": added, "removed": todo.remove}
 
     def _prepare(self, new: Config, routes: list[Route]) -> Callable[[], None]:
         """What puts all but the routes in force. ValueError for rules that can't be."""
@@ -105,4 +111,5 @@ class Reloader:
 
 
 def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    """As a sentence has them; empty for none."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

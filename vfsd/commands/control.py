@@ -35,8 +35,9 @@ def _reload(args: argparse.Namespace) -> int:
         reply = control.call("reload")
     for warning in reply["warnings"]:
         print(f"vfsd: warning: {warning}", file=sys.stderr)
-    changed = [f"{what} {prefix}" for what in ("added", "removed") for prefix in reply[what]]
-    print(", ".join([f"{reply['rules']} rules in force", *changed]))
+    changed = [f"{reply['changed']} changed"] if reply["changed"] else []
+    changed += [f"{what} {prefix}" for what in ("added", "removed") for prefix in reply[what]]
+    print(f"{reply['source']}: {', '.join(changed) or 'nothing changed'}; rules in force: {reply['rules']}")
     return 0
 
 

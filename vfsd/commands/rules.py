@@ -106,7 +106,7 @@ def _reload(args: argparse.Namespace) -> int:
     if args.json:
         return _json(found)
     _warn(found["warnings"])
-    print(f"{found['rules']} rules in force")
+    print(f"rules in force, as the configuration file has them now: {found['rules']}")
     return 0
 
 

@@ -22,7 +22,8 @@ def serve(daemon: Controlled) -> None:
     """Offer the operations."""
 
     async def reload(s: Session, m: Message, caller: Caller) -> Message:
-        """{} -> {added, removed: [prefix...], rules: count, warnings: [text...]}; or an error, and all is as before"""
+        """{} -> {source: path of the file, added, removed: [prefix...], changed: other settings in words, rules: count,
+        warnings: [text...]}; or an error, and all is as before"""
         return await daemon.reload()
 
     async def log_level(s: Session, m: Message, caller: Caller) -> Message:
