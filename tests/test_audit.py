@@ -288,6 +288,12 @@ def test_exchanged_names(state: Watched) -> None:
     assert (first["path"], second["path"]) == ("/two", "/one")
 
 
+def test_a_whiteout_left_behind(state: Watched) -> None:
+    make(state.vfs, b"moved")
+    done(state.vfs.rename(1, b"moved", 1, b"away", 4, ME))
+    assert told(state.new()[-1], "op", "path", "path2", "whiteout") == ("rename", "/moved", "/away", True)
+
+
 def test_an_unlinked_file_is_told_of_by_its_last_path(state: Watched) -> None:
     attr, fh = done(state.vfs.create(1, b"gone", 0o600, os.O_RDWR, ME))
     done(state.vfs.unlink(1, b"gone", ME))

@@ -255,7 +255,7 @@ class TreeVolume(Residency):
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, caller: Caller) -> None:
         source, target = self._dir(parent), self._dir(new_parent)
-        changes = self._plan(plans.rename, self.tree, source, name, target, new_name, flags, self._clock())
+        changes = self._plan(plans.rename, self.tree, source, name, target, new_name, flags, self._clock(), caller)
         if changes:
             self._commit(caller, "rename", changes)
 

@@ -122,7 +122,7 @@ REFUSED: list[tuple[str, int, Case]] = [
     ("rmdir dotdot", errno.ENOTEMPTY, lambda t: _P.rmdir(t, at(t, "/d"), b"..", 1)),
     ("rename none", errno.ENOENT, lambda t: _P.rename(t, at(t, "/"), b"no", at(t, "/"), b"n", 0, 1)),
     ("rename flags", errno.EINVAL, lambda t: _P.rename(t, at(t, "/"), b"f", at(t, "/"), b"n", 3, 1)),
-    ("rename whiteout", errno.EINVAL, lambda t: _P.rename(t, at(t, "/"), b"f", at(t, "/"), b"n", 4, 1)),
+    ("rename whiteout", errno.EINVAL, lambda t: _P.rename(t, at(t, "/"), b"f", at(t, "/"), b"n", 6, 1)),
     ("rename dot", errno.EBUSY, lambda t: _P.rename(t, at(t, "/d"), b".", at(t, "/"), b"n", 0, 1)),
     ("rename to dotdot", errno.EBUSY, lambda t: _P.rename(t, at(t, "/"), b"f", at(t, "/d"), b"..", 0, 1)),
     ("rename long", errno.ENAMETOOLONG, lambda t: _P.rename(t, at(t, "/"), b"f", at(t, "/"), LONG, 0, 1)),

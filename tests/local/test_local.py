@@ -175,7 +175,7 @@ def test_rename(vol: LocalVolume, host: Path, feed: FakeFeed) -> None:
     d = vol.mkdir(ROOT, b"d", 0o755, ME)
     assert code(vol.rename, ROOT, b"a", ROOT, b"b", 1, ME) == "EEXIST"
     assert code(vol.rename, ROOT, b"a", ROOT, b"n", 2, ME) == "ENOENT"
-    assert code(vol.rename, ROOT, b"a", ROOT, b"n", 4, ME) == "EINVAL"
+    assert code(vol.rename, ROOT, b"a", ROOT, b"n", 6, ME) == "EINVAL"
     assert code(vol.rename, ROOT, b"x", ROOT, b"n", 0, ME) == "ENOENT"
     assert code(vol.rename, ROOT, b"d", ROOT, b"a", 0, ME) == "ENOTDIR"
     assert code(vol.rename, ROOT, b"a", ROOT, b"d", 0, ME) == "EISDIR"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE, UNSHARE_RANGE = 1, 2, 8, 16, 32, 64
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FICLONE = 0x80086601, 0x40086602, 0x40049409
 FS_IOC_GETVERSION, FS_IOC_GETFSLABEL, FITRIM, FS_IOC_FIEMAP = 0x80087601, 0x81009431, 0xC0185879, 0xC020660B
-RENAME_WHITEOUT = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -87,17 +86,6 @@ def test_epoll_takes_a_regular_file(tree: Mounted, fd: int) -> None:
     with select.epoll() as epoll:
         epoll.register(fd, select.EPOLLIN | select.EPOLLOUT)
         assert epoll.poll(0) == [(fd, select.EPOLLIN | select.EPOLLOUT)]
-    os.close(fd)
-
-
-def test_whiteouts_are_refused(tree: Mounted, fd: int) -> None:
-    def whiteout() -> None:
-        if _libc.renameat2(-100, os.fsencode(tree / "f"), -100, os.fsencode(tree / "g"), RENAME_WHITEOUT):
-            raise OSError(ctypes.get_errno(), "refused")
-
-    assert code(whiteout) == errno.EINVAL
-    assert os.path.samestat(os.stat(tree / "f"), os.fstat(fd))
-    assert not os.path.lexists(tree / "g")
     os.close(fd)
 
 

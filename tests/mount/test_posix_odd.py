@@ -87,6 +87,27 @@ def rename_flags(at: str, t: Told) -> None:
         t.tell(sorted(os.listdir(at)))
 
 
+def whiteouts(at: str, t: Told) -> None:
+    """What a union file system asks of its upper layer: a name moved and a mark of its absence left, at once."""
+    make(f"{at}/a", b"a", 0o600)
+    make(f"{at}/b", b"b")
+    os.mkdir(f"{at}/d")
+    os.mkdir(f"{at}/e")
+    os.mkdir(f"{at}/e/sub")
+    for old, new, flags in (
+        ("a", "x", 4), ("a", "y", 4), ("b", "x", 5), ("b", "x", 6), ("b", "x", 4), ("e/sub", "d/sub", 4), ("d", "z", 5),
+        ("gone", "w", 4), ("d", "x", 4),
+    ):  # fmt: skip
+        paths = os.fsencode(f"{at}/{old}"), os.fsencode(f"{at}/{new}")
+        t.call(lambda o=paths[0], n=paths[1], f=flags: libc_call("renameat2", AT_FDCWD, o, AT_FDCWD, n, f))
+        for directory, _, names in sorted(os.walk(at)):
+            for name in (".", *sorted(names)):
+                st = os.lstat(f"{directory}/{name}")
+                t.tell((directory, name, oct(st.st_mode), st.st_nlink, st.st_rdev, st.st_uid, st.st_gid))
+    os.unlink(f"{at}/e/sub")
+    t.tell(sorted(os.listdir(f"{at}/e")))
+
+
 def copying_ranges(at: str, t: Told) -> None:
     make(f"{at}/f", bytes(range(256)) * 64)
     make(f"{at}/g", b"g" * 100)
@@ -289,7 +310,7 @@ def signals(at: str, t: Told) -> None:
 
 
 STORIES = [
-    rename_flags, copying_ranges, sending_and_splicing, direct_io, locks, appending_by_fcntl, leases, times,
+    rename_flags, whiteouts, copying_ranges, sending_and_splicing, direct_io, locks, appending_by_fcntl, leases, times,
     extended_attributes, limits_of_size, signals,
 ]  # fmt: skip
 

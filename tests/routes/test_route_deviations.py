@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import sqlite3
@@ -109,3 +110,16 @@ def test_backend(world: World, tmp_path: Path) -> None:
     os.chmod(m / "f", 0o640)
     assert (m / "f").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "fs/f").stat().st_mode & 0o777 != 0o640
+
+
+def test_whiteouts_are_refused(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("deepagents")
+    (tmp_path / "fs").mkdir()
+    world.env["VFSD_TEST_DIRECTORY"] = str(tmp_path / "fs")
+    mount = world.mount(f"/s/=store:sqlite:{tmp_path}/s.db", "/b/=backend:factory:factories:filesystem")
+    libc = ctypes.CDLL(None, use_errno=True)
+    for m in (mount / "s", mount / "b"):
+        (m / "f").write_text("x")
+        paths = os.fsencode(m / "f"), os.fsencode(m / "g")
+        assert libc.renameat2(-100, paths[0], -100, paths[1], 4) == -1 and ctypes.get_errno() == errno.EINVAL
+        assert os.listdir(m) == ["f"]

@@ -13,7 +13,7 @@ from functools import partial
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
-from vfsd.core.plans import RENAME_EXCHANGE
+from vfsd.core.plans import RENAME_EXCHANGE, RENAME_WHITEOUT
 from vfsd.core.types import NODE_BITS, NODE_MASK, SetAttr
 from vfsd.vfs import Vfs
 
@@ -171,7 +171,8 @@ class Lines:
         size, moved, replaced = before
         name, new_parent, new_name, flags = args[:4]
         path, path2 = self._entry_path(parent, name), self._entry_path(new_parent, new_name)
-        if size is not None and replaced is None:  # a file gets a free name: so it is nearly always
+        # A file gets a free name: so it is nearly always.
+        if size is not None and replaced is None and not flags & RENAME_WHITEOUT:
             ino = moved.ino
             self._paths.pop(ino, None)
             return b'"op":"rename","path":%b,"path2":%b,"ino":%d,"size":[%d,%d]' % (path, path2, ino, size, size)
@@ -183,6 +184,8 @@ class Lines:
                 self.forget_paths()
         if moved is not None:
             what += b',"ino":%d' % moved.ino
+        if flags & RENAME_WHITEOUT:
+            what += b',"whiteout":true'
         if flags & RENAME_EXCHANGE:
             what += b',"exchange":true'
         elif replaced is not None:

@@ -21,7 +21,7 @@ from vfsd.backends.local_files import _OPEN_FLAGS, HostAttr, LocalFiles, Open, P
 from vfsd.backends.local_inodes import Inode, proc
 from vfsd.core.acl import DEFAULT
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Target
-from vfsd.core.plans import RENAME_EXCHANGE, RENAME_NOREPLACE, check_name, fail
+from vfsd.core.plans import RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, RENAMES, check_name, fail
 from vfsd.core.types import Attr, Caller, DirEntry
 
 FIRST_OFFSET = 3
@@ -406,8 +406,8 @@ class LocalVolume(LocalFiles):
         return put(inode.node, st)._replace(nlink=nlink)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, caller: Caller) -> None:
-        """rename(2), or renameat2(2) with NOREPLACE or EXCHANGE."""
-        if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+        """rename(2), or renameat2(2), flags as in RENAMES."""
+        if flags not in RENAMES:
             raise fail(errno.EINVAL, name)
         source, source_fd = self._parent(parent, name)
         target, target_fd = self._parent(new_parent, new_name)
@@ -420,18 +420,19 @@ class LocalVolume(LocalFiles):
             other = inodes.enter(other_st, target_fd, target, new_name)
         except FileNotFoundError:
             pass
-        if other is inode and flags != RENAME_NOREPLACE:
+        if other is inode and not flags & RENAME_NOREPLACE:
             return  # two names of one file: POSIX wants nothing done
-        if other is not None and not flags:
-            inodes.pin(other)
+        replaced = None if flags & (RENAME_NOREPLACE | RENAME_EXCHANGE) else other
+        if replaced is not None:
+            inodes.pin(replaced)
         try:
             if flags:
                 local_sys.rename(source_fd, name, target_fd, new_name, flags)
             else:
                 os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
         except BaseException:
-            if other is not None and not flags:
-                inodes.unpin(other)
+            if replaced is not None:
+                inodes.unpin(replaced)
             raise
         changes: list[Change] = []
         if flags == RENAME_EXCHANGE and other is not None:
@@ -447,3 +448,5 @@ class LocalVolume(LocalFiles):
         if self._feed.wanted(caller):
             changes += [put(d.node, os.fstat(fd)) for d, fd in {source: source_fd, target: target_fd}.items()]
             self._feed.publish(self.base, caller, "rename", changes)
+        if flags & RENAME_WHITEOUT:
+            self._made("mknod", source, source_fd, name, 0, caller)

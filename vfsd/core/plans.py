@@ -16,10 +16,13 @@ from functools import cache
 from vfsd.core import acl
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.tree import Node, Tree
-from vfsd.core.types import FILE_MAX, LINK_MAX, NAME_MAX, SYMLINK_MAX, Caller, SetAttr
+from vfsd.core.types import DAEMON, FILE_MAX, LINK_MAX, NAME_MAX, SYMLINK_MAX, Caller, SetAttr
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
+RENAME_WHITEOUT = 4
+RENAMES = (0, RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT, RENAME_WHITEOUT | RENAME_NOREPLACE)
+"""What renameat2(2) may be asked; of the host's a local route passes on the same."""
 FALLOC_KEEP_SIZE = 0x01
 FALLOC_PUNCH_HOLE = 0x02
 FALLOC_ZERO_RANGE = 0x10
@@ -193,13 +196,21 @@ def rmdir(tree: Tree, parent: Node, name: bytes, now: int) -> list[Change]:
 
 
 def rename(
-    tree: Tree, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int, now: int
+    tree: Tree,
+    parent: Node,
+    name: bytes,
+    new_parent: Node,
+    new_name: bytes,
+    flags: int,
+    now: int,
+    caller: Caller = DAEMON,
 ) -> list[Change]:
-    """rename(2) and renameat2(2) with NOREPLACE or EXCHANGE; an empty list when both names are one file already.
+    """rename(2) and renameat2(2), flags as in RENAMES; an empty list when both names are one file already.
 
-    Raises ENOENT, EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EMLINK, EINVAL (into itself, unknown flags).
+    A whiteout left behind (the device 0:0 of no mode, Linux vfs_whiteout) is ``caller``'s. Raises ENOENT, EEXIST,
+    EISDIR, ENOTDIR, ENOTEMPTY, EMLINK, EINVAL (into itself, unknown flags).
     """
-    if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+    if flags not in RENAMES:
         raise fail(errno.EINVAL, name)
     check_dir(parent)
     check_dir(new_parent)
@@ -213,7 +224,7 @@ def rename(
     other = tree.child(new_parent, new_name)
     if other is None and flags == RENAME_EXCHANGE:
         raise fail(errno.ENOENT, new_name)
-    if other is not None and flags == RENAME_NOREPLACE:
+    if other is not None and flags & RENAME_NOREPLACE:
         raise fail(errno.EEXIST, new_name)
     if stat.S_ISDIR(node.mode) and tree.is_within(new_parent, node):
         raise fail(errno.EINVAL, name)
@@ -222,7 +233,12 @@ def rename(
     if flags == RENAME_EXCHANGE:
         assert other is not None
         return _exchange(tree, parent, name, node, new_parent, new_name, other, now)
-    return _move(tree, parent, name, node, new_parent, new_name, other, now)
+    changes = _move(tree, parent, name, node, new_parent, new_name, other, now)
+    if flags & RENAME_WHITEOUT:
+        left, gid = tree.next_node, parent.gid if parent.mode & stat.S_ISGID else caller.gid
+        changes.append(Put(left, stat.S_IFCHR, 1, caller.uid, gid, 0, 0, now, now, now))
+        changes.append(Dentry(parent.id, name, left))
+    return changes
 
 
 def _exchange(

@@ -79,7 +79,7 @@ async def unlink(s: Session, m: Message, caller: Caller) -> Message:
 @op
 @again_if_stale
 async def rename(s: Session, m: Message, caller: Caller) -> Message:
-    """{old, new, flags=0} -> {}; flags of renameat2: RENAME_NOREPLACE 1, RENAME_EXCHANGE 2"""
+    """{old, new, flags=0} -> {}; flags of renameat2: RENAME_NOREPLACE 1, RENAME_EXCHANGE 2, RENAME_WHITEOUT 4"""
     source, moved = await s.paths.place_of(want(m, "old", bytes), caller)
     new = want(m, "new", bytes)
     target = await s.paths.walk(new.rstrip(b"/") or b"/", caller, follow=False)

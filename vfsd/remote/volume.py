@@ -173,6 +173,8 @@ class RemoteVolume(RemoteFiles):
     async def rename(  # type: ignore[override]
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, caller: Caller
     ) -> None:
+        if flags & plans.RENAME_WHITEOUT:
+            raise fail(errno.EINVAL, name)
         async with self._changing():
             await self._listed(parent)
             await self._listed(new_parent)

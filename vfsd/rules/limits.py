@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from vfsd.core.plans import RENAME_WHITEOUT
 from vfsd.core.types import NODE_BITS, Caller
 from vfsd.rules.hooks import DATA_MAX, Mutation
 
@@ -21,6 +22,8 @@ def growth(vfs: Vfs, op: str, ino: int, args: tuple[Any, ...]) -> tuple[int, int
     if op in _MAKES:
         new = op == "tmpfile" or vfs.peek(ino, args[0]) is None
         return int(new), _whole(len(args[2])) if op == "create_file" else 0
+    if op == "rename":
+        return int(bool(args[3] & RENAME_WHITEOUT)), 0
     if op == "write":
         return 0, _written(vfs, ino, args[1], len(args[2]), bool(args[4]))
     if op == "copy_range":
