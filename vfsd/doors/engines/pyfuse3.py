@@ -42,7 +42,7 @@ class Pyfuse3Engine:
 
     def __init__(self) -> None:
         self._operations: _Operations | None = None
-        self._mountpoint = ""
+        self._seat: transport.Seat
 
     @property
     def requests(self) -> int:
@@ -53,7 +53,6 @@ class Pyfuse3Engine:
 
         Raises OSError when it cannot mount; cancelled, it takes the mount away by force.
         """
-        self._mountpoint = mountpoint
         self._operations = _Operations(door, started)
         flags = {"fsname=vfsd", "subtype=vfsd", "default_permissions", "nosuid", "nodev"}
         flags |= {"allow_other"} if options.allow_other else set()
@@ -63,6 +62,7 @@ class Pyfuse3Engine:
         except RuntimeError as e:
             # libfuse has written the reason to stderr and keeps no errno.
             raise OSError(errno.EPERM, f"cannot mount: {e}", mountpoint) from None
+        self._seat = transport.seat(mountpoint)
         ended = False
         notifier = Notifier(door.vfs.feed, door, _inval_inode, pyfuse3.invalidate_entry)
         try:
@@ -71,22 +71,29 @@ class Pyfuse3Engine:
             ended = True
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(_take_down, notifier, mountpoint, ended)
+                await trio.to_thread.run_sync(_take_down, notifier, self._seat, ended)
             door.closed()
 
     async def close(self, *, force: bool = False) -> None:
         """Unmounts; EBUSY while something is open below, unless ``force``: then the name goes now, the mount with the
         last who uses it."""
-        await trio.to_thread.run_sync(lambda: transport.unmount(self._mountpoint, lazy=force))
+        await trio.to_thread.run_sync(lambda: transport.unmount(self._seat.now(), lazy=force))
 
 
-def _take_down(notifier: Notifier, mountpoint: str, ended: bool) -> None:
+def _take_down(notifier: Notifier, seat: transport.Seat, ended: bool) -> None:
     """After the last request: the session and what may be left of the mount. Not on the loop: it may wait."""
-    if not ended or transport.is_dead(mountpoint):
+    if not ended or _is_dead(seat):
         # First of all: the notifier may be waiting in the kernel for a request that nobody will answer now.
-        transport.remove(mountpoint)
+        transport.remove(seat)
     if notifier.join():
         pyfuse3.close(unmount=False)
+
+
+def _is_dead(seat: transport.Seat) -> bool:
+    try:
+        return transport.is_dead(seat.now())
+    except OSError:  # it is there no more
+        return False
 
 
 def _inval_inode(ino: int, offset: int, length: int) -> None:

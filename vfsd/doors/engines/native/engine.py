@@ -52,6 +52,7 @@ class NativeEngine:
         self.requests = 0
         self._fd = -1
         self._mountpoint = ""
+        self._seat: transport.Seat
         self._handlers: dict[int, Handler] = {}
         self._tasks: dict[int, trio.CancelScope] = {}
         self._flush = False
@@ -80,6 +81,7 @@ class NativeEngine:
                 max_read=p.MAX_TRANSFER,
             )
         )
+        self._seat = transport.seat(mountpoint)
         unmounted = False
         waiter = Waiter(self._fd)
         await waiter.start()
@@ -100,7 +102,7 @@ class NativeEngine:
         if not unmounted:
             # First of all: the notifier may be waiting in the kernel for a request that nobody will answer now, and
             # while it does, closing the descriptor ends nothing.
-            transport.remove(self._mountpoint)
+            transport.remove(self._seat)
         if notifier.join():
             os.close(self._fd)
         self._fd = -1
@@ -109,7 +111,7 @@ class NativeEngine:
         """Unmounts; EBUSY while something is open below, unless ``force``: then the name goes now, the mount with the
         last who uses it."""
         # On a thread: umount may write back mapped pages, which this loop must answer.
-        await trio.to_thread.run_sync(lambda: transport.unmount(self._mountpoint, lazy=force))
+        await trio.to_thread.run_sync(lambda: transport.unmount(self._seat.now(), lazy=force))
 
     # ---- notifications, on the notifier's thread
 

@@ -15,6 +15,8 @@ import shutil
 import socket
 import stat
 import subprocess
+from collections.abc import Iterator
+from typing import NamedTuple
 
 FUSERMOUNT = "fusermount3"
 DEVICE = "/dev/fuse"
@@ -114,18 +116,49 @@ def _helper(args: list[str], comm: int | None = None) -> str:
     return done.stdout.decode(errors="replace").strip() or f"{FUSERMOUNT} failed with status {done.returncode}"
 
 
-def mounted(mountpoint: str) -> int | None:
-    """The device number of the topmost mount on exactly this path, None when there is none. Asks no file system."""
-    want = os.path.realpath(os.path.dirname(os.path.abspath(mountpoint)))
-    want = os.path.join(want, os.path.basename(os.path.abspath(mountpoint)))
-    found = None
+class Seat(NamedTuple):
+    """Which mount it is: its number in the table of mounts, its device, and its path, which another one may have later
+    (of a directory above it that is renamed the kernel does not care)."""
+
+    number: int
+    device: int
+    path: str
+
+    def now(self) -> str:
+        """The path that it has now. OSError(EINVAL) when it is there no more."""
+        if not self.number:
+            return self.path
+        for other in _seats():
+            # A number alone is given again, and a device alone may be mounted at several places.
+            if other[:2] == self[:2]:
+                return other.path
+        raise OSError(errno.EINVAL, "it is mounted no more", self.path)
+
+
+def _seats() -> Iterator[Seat]:
+    """The mounts that this process sees, lowest first (proc_pid_mountinfo(5)). Asks no file system."""
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
             fields = line.split(b" ")
-            if os.fsdecode(_unescape(fields[4])) == want:
-                major, minor = fields[2].split(b":")
-                found = os.makedev(int(major), int(minor))
-    return found
+            major, minor = fields[2].split(b":")
+            yield Seat(int(fields[0]), os.makedev(int(major), int(minor)), os.fsdecode(_unescape(fields[4])))
+
+
+def _seat_at(mountpoint: str) -> Seat | None:
+    want = os.path.realpath(os.path.dirname(os.path.abspath(mountpoint)))
+    want = os.path.join(want, os.path.basename(os.path.abspath(mountpoint)))
+    return next((one for one in reversed(list(_seats())) if one.path == want), None)
+
+
+def seat(mountpoint: str) -> Seat:
+    """The topmost mount on exactly this path; one that can't be seen is taken to stay there."""
+    return _seat_at(mountpoint) or Seat(0, 0, mountpoint)
+
+
+def mounted(mountpoint: str) -> int | None:
+    """The device number of the topmost mount on exactly this path, None when there is none."""
+    found = _seat_at(mountpoint)
+    return None if found is None else found.device
 
 
 def _unescape(field: bytes) -> bytes:
@@ -160,14 +193,14 @@ def abort_file(mountpoint: str) -> str:
     return f"{_CONNECTIONS}/{os.minor(device)}/abort"
 
 
-def remove(mountpoint: str) -> None:
+def remove(at: Seat) -> None:
     """Takes a mount away whoever uses it: cuts the connection, then unmounts. What fails is logged."""
     for act in (abort, lambda path: unmount(path, lazy=True)):
         try:
-            act(mountpoint)
+            act(at.now())
         except OSError as e:
             if e.errno != errno.EINVAL:  # it is there no more
-                log.warning("removing the mount %s: %s", mountpoint, e)
+                log.warning("removing the mount %s: %s", at.path, e)
 
 
 def read_ahead(mountpoint: str, kib: int) -> bool:
