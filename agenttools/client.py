@@ -71,7 +71,7 @@ class Client:
     ``client`` names the program in the daemon's log. ``timeout``: seconds a sync call waits for its reply
     (TimeoutError, and a mutation may have been done); None waits for ever. Async callers have their own cancel scopes.
     ``first``: requests made on every new connection before all others, which fail as these do. Nothing is connected
-    before the first call.
+    before the first call. ValueError for a name that can't be a mount's, and for an empty ``socket``.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class Client:
         check(Client.__init__, {"socket": socket, "name": name, "client": client, "timeout": timeout, "first": first})
         if socket is not None:
             self.socket = os.fspath(socket)
+            if not self.socket:
+                raise ValueError("socket is empty: give the path of a daemon's socket, or leave it out")
         elif name is not None:
             self.socket = wire.default_socket(name)
         else:

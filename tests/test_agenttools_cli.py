@@ -198,3 +198,10 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path) -> None:
         ran = subprocess.run([*command, "read", "/f"], stdout=write, stderr=subprocess.PIPE, timeout=30, check=False)
         os.close(write)
     assert ran.returncode == 1 and ran.stderr == b""
+
+
+def test_an_empty_socket_is_wrong_usage(run: Run) -> None:
+    sentence = "agenttools: socket is empty: give the path of a daemon's socket, or leave it out"
+    for command, code in (("ls", 2), ("mcp", 1)):
+        ran = run(command, socket="")
+        assert (ran.code, ran.err.splitlines()[-1]) == (code, sentence)
