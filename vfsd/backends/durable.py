@@ -6,6 +6,7 @@ asking whether there is any halves what an fsync of a program costs.
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -18,7 +19,13 @@ class Durable:
         self._synced = 0
 
     def sync(self) -> None:
-        """All that ``written`` counts survives power loss; for any thread, and several at once. Raises OSError."""
+        """All that ``written`` counts survives power loss; for any thread, and several at once. Raises OSError.
+
+        EIO for a file that was deleted: the kernel would sync it, and nobody find it again.
+        """
+        if not os.fstat(self.fd).st_nlink:
+            path = os.readlink(f"/proc/self/fd/{self.fd}").removesuffix(" (deleted)")
+            raise OSError(errno.EIO, f"{path} was deleted")
         written = self.written
         if written != self._synced:
             os.fdatasync(self.fd)
