@@ -187,6 +187,25 @@ def test_a_database_in_no_directory_is_refused(world: World, tmp_path: Path) -> 
     assert (tmp_path / "state/vfsd/memories.db").exists()
 
 
+@pytest.mark.parametrize("kind", ["state", "blob"])
+def test_a_location_below_no_directory_is_refused(world: World, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "mnt-two").mkdir()
+    missing = tmp_path / "typo" / "deep"
+    route = f"/m/={kind}:{missing}/x"
+    why = f"route /m/: location {missing}/x: there is no directory {missing}: mkdir -p {missing}"
+    assert world.vfsd("mount", tmp_path / "mnt-two", "--route", route, code=1).stderr == f"vfsd: {why}\n"
+    file = tmp_path / "vfsd.toml"
+    file.write_text(f'[routes."/m/"]\nkind = "{kind}"\nlocation = "typo/deep/x"\n')
+    assert world.vfsd("mount", tmp_path / "mnt-two", "--config", file, code=1).stderr == f"vfsd: {why}\n"
+    world.mount()
+    assert why in world.vfsd("route", "add", route, "--name", "one", code=1).stderr
+    assert not missing.parent.exists()
+    # The directory itself is made, and all that is below vfsd's own.
+    world.vfsd("route", "add", f"/m/={kind}:{tmp_path}/x", "--name", "one")
+    world.vfsd("route", "add", f"/n/={kind}:{tmp_path}/state/vfsd/deep/y", "--name", "one")
+    assert (tmp_path / "x").is_dir() and (tmp_path / "state/vfsd/deep/y").is_dir()
+
+
 def test_a_login_and_a_database_that_postgresql_does_not_have(world: World, postgres: Postgres) -> None:
     postgres.sql("DROP ROLE IF EXISTS guest")
     postgres.sql("CREATE ROLE guest NOLOGIN")

@@ -181,11 +181,7 @@ def check_places(routes: Iterable[Placed], point: str) -> None:
     for spec in routes:
         if spec.uri.startswith("sqlite:"):
             home = Path(spec.uri.removeprefix("sqlite:")).parent
-            # vfsd's own directory is made; any other that is missing is misspelt, or not mounted.
-            if home != state_home() and not home.is_dir():
-                raise MountpointError(
-                    f"route {spec.prefix}: location {spec.uri}: there is no directory {home}: mkdir -p {home}"
-                )
+            _check_parent(spec, spec.uri, home, made=home == state_home())
         if spec.location is None:
             continue
         real, what = os.path.realpath(spec.location), f"route {spec.prefix}: location {spec.location}"
@@ -204,6 +200,16 @@ def check_places(routes: Iterable[Placed], point: str) -> None:
             if point.startswith(real.rstrip("/") + "/"):
                 where = f"is inside its location {spec.location}"
                 raise MountpointError(f"route {spec.prefix}: the mountpoint {point} {where}")
+        else:
+            _check_parent(spec, spec.location, spec.location.parent, made=spec.location.is_relative_to(state_home()))
+
+
+def _check_parent(spec: Placed, location: str | Path, parent: Path, *, made: bool) -> None:
+    """vfsd's own directories are made; any other that is missing is misspelt, or not mounted."""
+    if not made and not parent.is_dir():
+        raise MountpointError(
+            f"route {spec.prefix}: location {location}: there is no directory {parent}: mkdir -p {parent}"
+        )
 
 
 def holders(path: str, dev: str | None = None) -> list[Holder]:
