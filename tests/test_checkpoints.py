@@ -103,6 +103,21 @@ def test_restore_brings_everything_back(mount: Mount) -> None:
     assert mount.state() == changed
 
 
+def test_restore_keeps_times_of_birth(mount: Mount) -> None:
+    mount.write("/a", b"old")
+    ino = mount.find("/a").ino
+    born = mount.root.birth_ns(ino)
+    name = create(mount)
+    mount.root.setattr(ino, SetAttr(atime_ns=1), ME)
+    mount.write("/a", b"new")
+    run(mount.checkpoints.restore, name, ME)
+    assert mount.root.birth_ns(ino) == born
+    mount.root.setattr(ino, SetAttr(atime_ns=1), ME)
+    mount.root.unlink(mount.root.root_ino, b"a", ME)
+    run(mount.checkpoints.restore, name, ME)
+    assert mount.root.birth_ns(mount.find("/a").ino) == born
+
+
 def test_restore_of_what_is_there_changes_nothing(mount: Mount) -> None:
     mount.write("/a")
     name = create(mount)

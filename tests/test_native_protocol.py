@@ -133,6 +133,17 @@ def test_rdev_is_the_kernels_encoding() -> None:
     assert (encoded >> 8 & 0xFFF, (encoded & 0xFF) | (encoded >> 12 & 0xFFF00)) == (260, 70000)
 
 
+def test_statx_has_the_time_of_birth_where_it_is_known() -> None:
+    a = FakeAttr(mode=stat.S_IFCHR | 0o600, rdev=os.makedev(260, 70000))
+    fields = p._STATX_OUT.unpack(p.statx(a, -1, 1.5))
+    assert len(p.statx(a, -1, 1.5)) == 288 and fields[:2] == (1, 500_000_000)
+    assert fields[3:10] == (0xFFF, p.BLKSIZE, 0, a.nlink, a.uid, a.gid, a.mode)
+    assert fields[10:14] == (7, 12345, 32, 0)
+    assert fields[14:22] == (1, 500_000_000, -1, 999_999_999, 2, 1, -1, 999_999_999)  # atime birth ctime mtime
+    assert fields[22:24] == (260, 70000)
+    assert p._STATX_OUT.unpack(p.statx(a, None, 0))[3] == 0x7FF
+
+
 def test_setattr() -> None:
     valid = p.FATTR_MODE | p.FATTR_SIZE | p.FATTR_MTIME | p.FATTR_MTIME_NOW | p.FATTR_ATIME | p.FATTR_FH
     body = struct.pack("<IIQQQqqqIIIIIIII", valid, 0, 3, 100, 0, -2, 9, 0, 5, 0, 0, 0o100755, 0, 1, 2, 0)

@@ -41,6 +41,10 @@ class ReadOnlyVolume:
     mknod = mkdir = symlink = link = unlink = rmdir = rename = setattr = setxattr = removexattr = _refuse
     write = replace = create_file = fallocate = copy_range = tmpfile = _refuse
 
+    def birth_ns(self, ino: int) -> int | None:
+        """Not known."""
+        return None
+
     def flush(self, ino: int, fh: int, caller: Caller) -> None:
         """Nothing is held back."""
 

@@ -52,7 +52,7 @@ class Residency:
         if node is None:
             node = self.tree.nodes[s.node] = Node(self.base, s.node)
             node.mode, node.nlink, node.uid, node.gid = s.mode, s.nlink, s.uid, s.gid
-            node.rdev, node.size, node.blocks, node.target = s.rdev, s.size, s.blocks, s.target
+            node.extra, node.size, node.blocks, node.target = s.extra, s.size, s.blocks, s.target
             node.atime_ns, node.mtime_ns, node.ctime_ns = s.atime_ns, s.mtime_ns, s.ctime_ns
             if self._evicted_pins:
                 node.pins = self._evicted_pins.pop(s.node, 0)

@@ -125,6 +125,10 @@ class Vfs:
         """An access control list of the ino, None where there is none; ESTALE. Never suspends."""
         return self._volumes[ino >> NODE_BITS].acl(ino, name)  # type: ignore[no-any-return]
 
+    def birth_ns(self, ino: int) -> int | None:
+        """When the file was made, None where that isn't known; ESTALE. Never suspends."""
+        return self._volumes[ino >> NODE_BITS].birth_ns(ino)  # type: ignore[no-any-return]
+
     def parent_of(self, ino: int) -> int:
         """The ino of ``..``; the root's own at the root."""
         at = self.table.mounted_at.get(ino)

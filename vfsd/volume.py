@@ -133,6 +133,10 @@ class TreeVolume(Residency):
         """ESTALE."""
         return self._node(ino)
 
+    def birth_ns(self, ino: int) -> int | None:
+        """ESTALE."""
+        return self._node(ino).birth_ns
+
     def readlink(self, ino: int) -> bytes:
         """EINVAL for anything but a symlink."""
         target = self._node(ino).target

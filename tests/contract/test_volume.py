@@ -390,6 +390,23 @@ def test_statfs_has_real_numbers(volume: Any) -> None:
     assert found.ffree > 0
 
 
+def test_the_time_of_birth_is_kept(place: Any) -> None:
+    volume = place.open()
+    ino = make(volume, b"f")
+    born = volume.birth_ns(ino)
+    if born is None:
+        assert not place.ours
+        return
+    for time_ns in (10**9, born + 5, 10**9):
+        volume.setattr(ino, SetAttr(atime_ns=time_ns), ME)
+        assert (volume.birth_ns(ino), volume.getattr(ino).rdev) == (born, 0)
+    volume.write(ino, 0, 0, b"more", ME)
+    if place.lasts:
+        volume = place.reopen()
+    found = volume.lookup(volume.root_ino, b"f")
+    assert (volume.birth_ns(found.ino), found.rdev) == (born, 0)
+
+
 @pytest.mark.usefixtures("privileged")
 def test_opened_again_the_tree_is_the_same(place: Any) -> None:
     volume = place.open()

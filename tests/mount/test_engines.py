@@ -279,6 +279,23 @@ def test_a_mebibyte_is_one_request(native: Mounted) -> None:
         os.close(fd)
 
 
+def test_a_time_of_birth_is_asked_for_once_and_only_by_who_wants_it(native: Mounted) -> None:
+    os.mkdir(native / "d")
+    for i in range(50):
+        Path(native / f"d/{i}").touch()
+
+    def asked(*command: str) -> int:
+        before = native.tool("state")["requests"]
+        subprocess.run(["sh", "-c", f'{" ".join(command)} "$0"/* > /dev/null', native / "d"], check=True)
+        return int(native.tool("state")["requests"] - before)
+
+    asked("stat -c %s")
+    assert asked("stat -c %s") < 20
+    assert asked("ls -d --time-style=+%s") < 20
+    assert 50 <= asked("stat -c %W") < 70
+    assert asked("stat -c %W") < 20
+
+
 def test_small_file_requests_are_few(native: Mounted) -> None:
     """What the kernel asks, by syscall; three tries, for a machine on which somebody drops the caches."""
 

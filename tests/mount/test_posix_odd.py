@@ -45,15 +45,44 @@ def test_files_are_opened_by_handle_as_a_server_for_nfs_does(where: str) -> None
     os.close(at)
 
 
-def test_there_is_no_time_of_birth(where: str) -> None:
-    """statx(2): the basic fields are there, STATX_BTIME is not among them (FUSE_STATX is not answered)."""
-    make(f"{where}/f", b"12345")
+def birth(path: str) -> int | None:
+    """The time of birth in nanoseconds, by statx(2); the other fields are those of stat(2)."""
     buffer = ctypes.create_string_buffer(256)
-    libc_call("statx", AT_FDCWD, os.fsencode(f"{where}/f"), 0, 0xFFF, buffer)
-    assert struct.unpack_from("I", buffer)[0] & 0xFFF == 0x7FF
-    assert struct.unpack_from("Q", buffer, 40)[0] == 5
-    done = subprocess.run(["stat", "-c", "%w", f"{where}/f"], capture_output=True, text=True, check=True)
-    assert done.stdout == "-\n"
+    libc_call("statx", AT_FDCWD, os.fsencode(path), 0x100, 0xFFF, buffer)  # AT_SYMLINK_NOFOLLOW
+    st = os.lstat(path)
+    mask, blksize, _, *owner, mode = struct.unpack_from("IIQIIIH", buffer)
+    assert (blksize, mode, owner) == (st.st_blksize, st.st_mode, [st.st_nlink, st.st_uid, st.st_gid])
+    assert struct.unpack_from("QQQ", buffer, 32) == (st.st_ino, st.st_size, st.st_blocks)
+    atime, born, ctime, mtime = (struct.unpack_from("qI", buffer, at) for at in (64, 80, 96, 112))
+    times = [seconds * 10**9 + ns for seconds, ns in (atime, ctime, mtime)]
+    assert times == [st.st_atime_ns, st.st_ctime_ns, st.st_mtime_ns]
+    assert struct.unpack_from("II", buffer, 128) == (os.major(st.st_rdev), os.minor(st.st_rdev))
+    assert mask & 0x7FF == 0x7FF
+    return born[0] * 10**9 + born[1] if mask & 0x800 else None
+
+
+def test_times_of_birth(where: str, request: pytest.FixtureRequest) -> None:
+    """That of when the file was made, whatever was done with it since; pyfuse3 has no request for it."""
+    paths = [f"{where}/{name}" for name in ("f", "d", "s")]
+    make(paths[0], b"12345")
+    os.mkdir(paths[1])
+    os.symlink("f", paths[2])
+    if "pyfuse3" in request.node.name:
+        assert {birth(path) for path in paths} == {None}
+        return
+    born = {path: birth(path) for path in paths}
+    for path, then in born.items():
+        assert then is not None and abs(then - os.lstat(path).st_mtime_ns) < 10**9
+        os.utime(path, ns=(10**9, 10**9), follow_symlinks=False)
+        os.utime(path, ns=(7, 7), follow_symlinks=False)
+        assert birth(path) == then
+    os.rename(paths[0], f"{where}/g")
+    os.link(f"{where}/g", paths[0])
+    make(paths[0], b"again", 0o600)
+    assert birth(paths[0]) == born[paths[0]]
+    if ROOT:
+        os.mknod(f"{where}/null", 0o20644, os.makedev(1, 3))
+        birth(f"{where}/null")
 
 
 def test_sizes_of_the_file_system(where: str) -> None:

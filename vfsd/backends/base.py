@@ -10,25 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from vfsd.core.changes import Change
+from vfsd.core.changes import Change, rdev
 from vfsd.core.types import StatFs
 
 
 class Stored(NamedTuple):
-    """One node as the backend has it. ``blocks`` in units of 512 bytes, times in nanoseconds."""
+    """One node as the backend has it: ``blocks`` of 512 bytes, times in nanoseconds, ``extra`` as in ``Put``."""
 
     node: int
     mode: int
     nlink: int
     uid: int
     gid: int
-    rdev: int
+    extra: int
     size: int
     atime_ns: int
     mtime_ns: int
     ctime_ns: int
     target: bytes | None
     blocks: int
+
+    @property
+    def rdev(self) -> int:
+        """The device number."""
+        return rdev(self.mode, self.extra)
 
 
 class VolumeError(Exception):

@@ -28,7 +28,7 @@ CREATE TABLE node (             -- one file, directory, symlink, FIFO, socket or
   nlink  INTEGER NOT NULL,      -- 0: unlinked while open, purged at the next start
   uid    INTEGER NOT NULL,
   gid    INTEGER NOT NULL,
-  rdev   INTEGER NOT NULL,      -- device number, 0 for all else
+  rdev   INTEGER NOT NULL,      -- device number; of all else the time of birth, 0 while the access time is that
   size   INTEGER NOT NULL,
   atime  INTEGER NOT NULL,
   mtime  INTEGER NOT NULL,

@@ -100,6 +100,10 @@ class LocalVolume(LocalFiles):
 
     peek = lookup
 
+    def birth_ns(self, ino: int) -> int | None:
+        """As the host has it; ESTALE."""
+        return local_sys.birth_ns(self._inodes.fd(self._inode(ino)), b"")
+
     def readlink(self, ino: int) -> bytes:
         """The target as it stands; EINVAL for anything but a symlink."""
         inode = self._inode(ino)

@@ -6,19 +6,34 @@ Numbers are nodes of one volume, never inos.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
+def is_device(mode: int) -> bool:
+    """Whether a node of this mode has a device number."""
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+def rdev(mode: int, extra: int) -> int:
+    """The device number that ``extra`` is (see ``Put``), 0 for a node that is no device."""
+    return extra if extra and is_device(mode) else 0
+
+
 class Put(NamedTuple):
-    """Node ``node`` exists with exactly these attributes (POSIX struct stat; times in nanoseconds)."""
+    """Node ``node`` exists with exactly these attributes (POSIX struct stat; times in nanoseconds).
+
+    ``extra`` is the device number of a device node. Of any other it is the time of birth once another access time was
+    set; until then 0, for a node comes into being with all its times the same, and reading changes none.
+    """
 
     node: int
     mode: int
     nlink: int
     uid: int
     gid: int
-    rdev: int
+    extra: int
     size: int
     atime_ns: int
     mtime_ns: int

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from vfsd.core import acl
-from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
+from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero, is_device
 from vfsd.core.tree import Node, Tree
 from vfsd.core.types import DAEMON, FILE_MAX, LINK_MAX, NAME_MAX, SYMLINK_MAX, Caller, SetAttr
 
@@ -46,7 +46,7 @@ def put(node: Node, now: int, *, nlink: int | None = None, size: int | None = No
         node.nlink if nlink is None else nlink,
         node.uid,
         node.gid,
-        node.rdev,
+        node.extra,
         node.size if size is None else size,
         node.atime_ns,
         now if modified else node.mtime_ns,
@@ -317,7 +317,7 @@ def setattr(node: Node, to: SetAttr, now: int, *, member: bool = True, access: b
             node.nlink,
             node.uid if to.uid is None else to.uid,
             node.gid if to.gid is None else to.gid,
-            node.rdev,
+            node.extra if to.atime_ns is None or is_device(mode) else node.extra or node.atime_ns,
             size,
             node.atime_ns if to.atime_ns is None else _clamp(to.atime_ns),
             mtime if to.mtime_ns is None else _clamp(to.mtime_ns),
@@ -389,7 +389,7 @@ def write(
             node.nlink,
             node.uid,
             node.gid,
-            node.rdev,
+            node.extra,
             end if end > size else size,
             node.atime_ns,
             now,

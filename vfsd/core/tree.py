@@ -15,7 +15,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 
-from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Target
+from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Target, is_device, rdev
 from vfsd.core.types import ROOT_NODE, NotLoaded
 
 ABSENT_MAX = 4096
@@ -47,6 +47,7 @@ class Node:
         "blocks",
         "children",
         "ctime_ns",
+        "extra",
         "gid",
         "id",
         "ino",
@@ -56,7 +57,6 @@ class Node:
         "nlink",
         "parent",
         "pins",
-        "rdev",
         "size",
         "target",
         "uid",
@@ -65,7 +65,7 @@ class Node:
     def __init__(self, base: int, node: int) -> None:
         self.id = node
         self.ino = base | node if base else node
-        self.mode = self.nlink = self.uid = self.gid = self.rdev = self.size = self.blocks = 0
+        self.mode = self.nlink = self.uid = self.gid = self.extra = self.size = self.blocks = 0
         self.atime_ns = self.mtime_ns = self.ctime_ns = 0
         self.target: bytes | None = None
         self.children: Children | None = None
@@ -76,6 +76,15 @@ class Node:
     @property
     def is_dir(self) -> bool:
         return stat.S_ISDIR(self.mode)
+
+    @property
+    def rdev(self) -> int:
+        return rdev(self.mode, self.extra)
+
+    @property
+    def birth_ns(self) -> int | None:
+        """When it was made; None for a device node, which keeps no time besides those that are set."""
+        return None if is_device(self.mode) else self.extra or self.atime_ns
 
 
 class Tree:
@@ -203,7 +212,7 @@ class Tree:
             node.nlink,
             node.uid,
             node.gid,
-            node.rdev,
+            node.extra,
             node.size,
             node.atime_ns,
             node.mtime_ns,

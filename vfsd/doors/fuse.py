@@ -199,6 +199,11 @@ class FuseDoor:
         self.known.mark(ino, ATTR)
         return attr
 
+    async def statx(self, ino: int, fh: int | None, caller: Caller) -> tuple[Attr, int | None]:
+        """The time of birth too, None where it isn't known. The kernel asks once for each file of which somebody wants
+        it (fuse_update_get_attr, 6.18), else by ``getattr``."""
+        return await self.getattr(ino, fh, caller), self.vfs.birth_ns(ino)
+
     async def setattr(self, ino: int, change: SetAttr, fh: int | None, caller: Caller) -> Attr:
         if change == NOTHING and caller.uid:
             # Where it would drop setuid, ext4 refuses a stranger; here the same request precedes a stranger's write,

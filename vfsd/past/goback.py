@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vfsd.core.changes import Change, Drop, Put
+from vfsd.core.changes import Change, Drop, Put, rdev
 from vfsd.core.types import Caller
 from vfsd.past.marks import Mark
 from vfsd.past.slots import Part
@@ -81,7 +81,8 @@ class GoingBack:
                 node = volume.getattr(volume.base | c.node)
             except OSError:
                 return True
-            if c[1:7] != (node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size):
+            before = (node.mode, node.nlink, node.uid, node.gid, node.rdev, node.size)
+            if (*c[1:5], rdev(c.mode, c.extra), c.size) != before:
                 return True
         return False
 

@@ -103,7 +103,7 @@ class Rewind:
             self._gone.append(Drop(now.node))
 
     def _put(self, s: Stored, node: int, nlink: int) -> None:
-        self._puts.append(Put(node, s.mode, nlink, s.uid, s.gid, s.rdev, s.size, s.atime_ns, s.mtime_ns, self._time))
+        self._puts.append(Put(node, s.mode, nlink, s.uid, s.gid, s.extra, s.size, s.atime_ns, s.mtime_ns, self._time))
 
     def _bring_back(self, then: Stored, node: int, now: Stored | None) -> None:
         """Make ``node`` what ``then`` was; ``now`` is what it is, None when it is to be made."""

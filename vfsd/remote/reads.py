@@ -18,7 +18,7 @@ import xxhash
 
 from vfsd.backends.remote import Meta
 from vfsd.core import plans
-from vfsd.core.changes import Change, Dentry, NoDentry, Put, Xattr
+from vfsd.core.changes import Change, Dentry, NoDentry, Put, Xattr, rdev
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
 from vfsd.core.types import DAEMON, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
@@ -244,5 +244,5 @@ class RemoteReads(RemoteTree):
 
 def of_put(put: Put, like: Meta | None) -> Meta:
     """The attributes a Put sets, the rest as in ``like``."""
-    meta = Meta(put.mode, put.uid, put.gid, put.rdev, put.atime_ns, put.mtime_ns, put.ctime_ns)
+    meta = Meta(put.mode, put.uid, put.gid, rdev(put.mode, put.extra), put.atime_ns, put.mtime_ns, put.ctime_ns)
     return meta if like is None else meta._replace(target=like.target, xattrs=like.xattrs, link=like.link)

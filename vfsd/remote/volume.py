@@ -45,6 +45,10 @@ class RemoteVolume(RemoteFiles):
         self._refuse_unless("special" in self.remote.keeps, name)
         return await self._make_alone("mknod", parent, name, mode, caller, rdev)
 
+    def birth_ns(self, ino: int) -> int | None:
+        """Not kept."""
+        return None
+
     @staticmethod
     def _refuse_unless(kept: bool, name: bytes) -> None:
         """EPERM: the file system has no such files (POSIX symlink(2), mknod(2))."""

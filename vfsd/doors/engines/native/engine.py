@@ -232,7 +232,7 @@ class NativeEngine:
         elif opcode == p.IOCTL:
             self._reply(unique, errno.ENOTTY)
         else:
-            # The kernel remembers ENOSYS for most calls and asks no more, or falls back (STATX, ACCESS, POLL, FLUSH).
+            # The kernel remembers ENOSYS for most calls and asks no more, or falls back (ACCESS, POLL, FLUSH).
             self._reply(unique, errno.ENOSYS)
 
     def _init(self, unique: int, body: memoryview) -> None:
@@ -260,7 +260,7 @@ class NativeEngine:
             p.READDIR: self._readdir, p.READDIRPLUS: self._readdirplus, p.RELEASEDIR: self._releasedir,
             p.FSYNCDIR: self._fsyncdir, p.CREATE: self._create, p.TMPFILE: self._tmpfile,
             p.FALLOCATE: self._fallocate, p.LSEEK: self._lseek, p.COPY_FILE_RANGE: self._copy_file_range,
-            p.COPY_FILE_RANGE_64: self._copy_file_range_64, p.SYNCFS: self._syncfs,
+            p.COPY_FILE_RANGE_64: self._copy_file_range_64, p.SYNCFS: self._syncfs, p.STATX: self._statx,
         }  # fmt: skip
         if self._flush:
             # Without it FLUSH is answered ENOSYS, which the kernel remembers for the whole connection.
@@ -281,6 +281,10 @@ class NativeEngine:
 
     async def _getattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         return p.attr(await self._door.getattr(ino, p.getattr_in(body), caller), self._door.ttl(ino))
+
+    async def _statx(self, ino: int, body: memoryview, caller: Caller) -> Payload:
+        attr, birth_ns = await self._door.statx(ino, p.getattr_in(body), caller)
+        return p.statx(attr, birth_ns, self._door.ttl(ino))
 
     async def _setattr(self, ino: int, body: memoryview, caller: Caller) -> Payload:
         change, fh = p.setattr_in(body, time.time_ns)

@@ -101,6 +101,7 @@ WRITE_KILL_SUIDGID = 1 << 2
 FSYNC_FDATASYNC = 1 << 0
 SETXATTR_ACL_KILL_SGID = 1 << 0
 GETATTR_FH = 1 << 0
+STATX_BASIC_STATS, STATX_BTIME = 0x7FF, 0x800
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << bit for bit in range(7))
 FATTR_ATIME_NOW, FATTR_MTIME_NOW, FATTR_LOCKOWNER, FATTR_CTIME, FATTR_KILL_SUIDGID = (1 << bit for bit in range(7, 12))
 
@@ -112,6 +113,7 @@ OUT_HEADER = struct.Struct("<IiQ")  # len error unique
 _ATTR = "QQQqqqIIIIIIIIII"  # ino size blocks atime mtime ctime, their nsec, mode nlink uid gid rdev blksize flags
 _ENTRY_OUT = struct.Struct("<QQQQII" + _ATTR)  # nodeid generation entry_valid attr_valid, their nsec, attr
 _ATTR_OUT = struct.Struct("<QII" + _ATTR)
+_STATX_OUT = struct.Struct("<QII16xIIQIIIH2xQQQQ" + "qI4x" * 4 + "IIII112x")  # as the fields of statx below
 _OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
 _WRITE_OUT = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
@@ -142,7 +144,7 @@ _LEAST_BODY: Final = {
     RENAME: 12, LINK: 10, OPEN: 8, READ: 40, WRITE: 40, RELEASE: 24, FSYNC: 16, SETXATTR: 10, GETXATTR: 10,
     LISTXATTR: 8, REMOVEXATTR: 2, FLUSH: 24, INIT: 16, OPENDIR: 8, READDIR: 40, RELEASEDIR: 24, FSYNCDIR: 16,
     CREATE: 18, INTERRUPT: 8, BATCH_FORGET: 8, FALLOCATE: 32, READDIRPLUS: 40, RENAME2: 20, LSEEK: 24,
-    COPY_FILE_RANGE: 56, TMPFILE: 16, COPY_FILE_RANGE_64: 56,
+    COPY_FILE_RANGE: 56, TMPFILE: 16, STATX: 24, COPY_FILE_RANGE_64: 56,
 }  # fmt: skip
 
 
@@ -257,7 +259,7 @@ def link(body: memoryview) -> tuple[int, bytes]:
 
 
 def getattr_in(body: memoryview) -> int | None:
-    """The handle asked about, if any."""
+    """The handle asked about, if any (GETATTR and STATX)."""
     flags, _ = _PAIR.unpack_from(body)
     return _U64.unpack_from(body, 8)[0] if flags & GETATTR_FH else None
 
@@ -431,6 +433,17 @@ def attr(a: Attr, ttl: float) -> bytes:
         *_span(ttl), 0,
         a.ino, a.size, a.blocks, atime // _NS, mtime // _NS, ctime // _NS, atime % _NS, mtime % _NS, ctime % _NS,
         a.mode, a.nlink, a.uid, a.gid, a.rdev & 0xFFFFFFFF, BLKSIZE, 0,
+    )  # fmt: skip
+
+
+def statx(a: Attr, birth_ns: int | None, ttl: float) -> bytes:
+    """fuse_statx_out; the time of birth is left out where it is None."""
+    mask, born = (STATX_BASIC_STATS, 0) if birth_ns is None else (STATX_BASIC_STATS | STATX_BTIME, birth_ns)
+    times = (part for t in (a.atime_ns, born, a.ctime_ns, a.mtime_ns) for part in divmod(t, _NS))
+    rdev = a.rdev & 0xFFFFFFFF
+    return _STATX_OUT.pack(
+        *_span(ttl), 0, mask, BLKSIZE, 0, a.nlink, a.uid, a.gid, a.mode, a.ino, a.size, a.blocks, 0, *times,
+        rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00, 0, 0,
     )  # fmt: skip
 
 
