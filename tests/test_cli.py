@@ -407,7 +407,7 @@ def test_wrong_values_are_wrong_usage(world: World) -> None:
         ["mount", "--route", "/x/=banana", "x"],
         ["mount", "--set", "banana", "x"],
         ["mount", "--name", "a/b", "x"],
-        ["log", "--name", "../b"],
+        ["log", "--name", "b c"],
         ["route", "add", "banana"],
     ):
         said = world.vfsd(*args, code=2).stderr

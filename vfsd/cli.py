@@ -26,12 +26,12 @@ from vfsd.commands import control as commands_control
 from vfsd.commands import routes as commands_routes
 from vfsd.commands import rules as commands_rules
 from vfsd.commands import service as commands_service
-from vfsd.commands.parsing import add_thread, command, surplus_word
+from vfsd.commands.parsing import add_mount, add_thread, command, settle_mount, surplus_word
 from vfsd.doors.engines import abort, unmount
 from vfsd.doors.rpc import ignored_variables
 from vfsd.executeconfig import PROFILES
 from vfsd.process import mountpoint, registry
-from vfsd.process.control import Failure, go_on, log_of, state_of, thread_of
+from vfsd.process.control import Failure, find, go_on, log_of, state_of, thread_of
 
 UMOUNT_SECONDS = 60.0
 """How long ``umount`` waits for the last bytes to be written."""
@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _as_system()
         for sentence in ignored_variables("XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
             _say(sentence)
+        settle_mount(args)
         _check_words(args)
         code: int = args.run(args)
         sys.stdout.flush()
@@ -95,7 +96,7 @@ def _check_words(args: argparse.Namespace) -> None:
     """UsageError for a name or thread that can't be one."""
     for what in ("name", "thread"):
         value = getattr(args, what, None)
-        if value is None or (what == "name" and args.run is _run):  # which takes a mountpoint too
+        if value is None or (what == "name" and args.run is _umount):  # which looks there for what is mounted
             continue
         try:
             config.check_word(f"--{what}", value)
@@ -141,19 +142,19 @@ def _parser() -> argparse.ArgumentParser:
     p.set_defaults(run=_mount)
 
     p = command(commands, "umount", "write everything, unmount, end the daemon")
-    p.add_argument("target", metavar="NAME|MOUNTPOINT", help="the mount's name, or the directory it is on")
+    add_mount(p, None, said="none", alone=True)
     how = p.add_mutually_exclusive_group()
     how.add_argument("--lazy", action="store_true", help="detach now, end when the last program has left")
     how.add_argument("--force", action="store_true", help="cut off the programs that still use it")
     p.set_defaults(run=_umount)
 
     p = command(commands, "status", "the running mounts")
-    p.add_argument("name", metavar="NAME", nargs="?", help="only this mount (default: all)")
+    add_mount(p, None, said="all", alone=True)
     p.add_argument("--json", action="store_true", help="a list of objects, for programs")
     p.set_defaults(run=_status)
 
     p = command(commands, "run", "a command, or a shell, whose / is the tree")
-    p.add_argument("--name", default="default", help="the mount's name, or the directory it is on (default: default)")
+    add_mount(p)
     p.add_argument("--view", choices=("auto", "root", "mount"), default="auto", help="what its / is (default: auto)")
     p.add_argument("--profile", choices=PROFILES, default="open", help="what it is kept from (default: nothing, open)")
     p.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="(default: your shell)")
@@ -169,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     commands_service.add_helper(commands).set_defaults(run=_mount_helper)
 
     p = command(commands, "check", "fsck: is what is stored consistent?")
-    p.add_argument("name", metavar="NAME", nargs="?", default="default", help="the mount's name (default: default)")
+    add_mount(p, alone=True)
     add_thread(p)
     p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory")
     p.set_defaults(run=_check)
@@ -275,9 +276,11 @@ def _refuse_rivals(name: str, path: str) -> None:
 
 
 def _umount(args: argparse.Namespace) -> int:
-    entry = _find(args.target)
+    if args.name is None:
+        raise config.UsageError("which mount: vfsd umount NAME")
+    entry = find(args.name)
     if entry is None:
-        return _umount_unknown(args.target, lazy=args.lazy or args.force)
+        return _umount_unknown(args.name, lazy=args.lazy or args.force)
     _end_killed(entry)
     if not entry["alive"]:
         _clean_dead(entry)
@@ -353,17 +356,6 @@ def _umount_seen(path: str, *, lazy: bool) -> None:
     if not users:
         users = "by programs that come and go" if os.geteuid() == 0 else "by programs that only root can see"
     raise Failure(f"{path} is busy: {users}; end them, or use --lazy or --force")
-
-
-def _find(target: str) -> dict[str, Any] | None:
-    """The entry with this name, or else on this mountpoint."""
-    found = registry.entries()
-    if "/" not in target:
-        for entry in found:
-            if entry["name"] == target:
-                return entry
-    path = mountpoint.resolve(target)
-    return next((entry for entry in found if entry["mountpoint"] == path), None)
 
 
 def _umount_unknown(target: str, *, lazy: bool) -> int:
@@ -486,7 +478,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    entry = _find(args.name)
+    entry = find(args.name)
     if entry is None or not entry["alive"]:
         raise Failure(f"no mount is called {args.name!r}: start it with vfsd mount --name {args.name} MOUNTPOINT")
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from vfsd.archive.archive import Export, Import, Part
 from vfsd.archive.atrest import Tree, Volume, volumes_of, with_tree
 from vfsd.backends.base import VolumeError
-from vfsd.commands.parsing import add_name, add_thread, command
+from vfsd.commands.parsing import add_mount, add_thread, command
 from vfsd.config import thread_home
 from vfsd.process.control import Control, Failure, running, thread_of
 
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    add_name(p)
+    add_mount(p)
     add_thread(p)
     p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory, not mounted")
     p.set_defaults(run=run)

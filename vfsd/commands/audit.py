@@ -17,7 +17,7 @@ from typing import Any
 
 from vfsd.audit import log as auditlog
 from vfsd.audit.history import Filter, Record, blame, pattern, since
-from vfsd.commands.parsing import add_name, command
+from vfsd.commands.parsing import add_mount, add_thread, command
 from vfsd.config import UsageError, audit_home
 from vfsd.process.control import Failure, running
 
@@ -37,16 +37,16 @@ def add(commands: Any) -> None:
     p.add_argument("--since", metavar="T", help="10m, 2h, 3d ago, or a date and time")
     p.add_argument("--failed", action="store_true", help="only what was denied or failed")
     p.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N")
-    _common(p, _log)
+    _common(p, _log, alone=True)
     p = command(commands, "blame", "which commands and tool calls changed a file, newest first")
     p.add_argument("path", metavar="PATH", help="in the tree, or below the mountpoint")
     p.add_argument("-n", "--lines", type=int, metavar="N", default=10, help="at most N, 0 for all (default: 10)")
     _common(p, _blame)
 
 
-def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    add_name(p)
-    p.add_argument("--thread", help="whose, when it is not mounted (default: default)")
+def _common(p: argparse.ArgumentParser, run: Any, *, alone: bool = False) -> None:
+    add_mount(p, alone=alone)
+    add_thread(p)
     p.add_argument("--json", action="store_true", help="one object a line, for programs")
     p.set_defaults(run=run)
 

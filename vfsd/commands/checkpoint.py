@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd.commands import blobs
-from vfsd.commands.parsing import add_name, add_thread, command
+from vfsd.commands.parsing import add_mount, add_thread, command
 from vfsd.process.control import Failure, connect, running, thread_of
 
 _RED, _GREEN, _YELLOW, _CYAN, _BOLD, _END = "\033[31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m", "\033[m"
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
 
     def action(name: str, run: Any, text: str) -> argparse.ArgumentParser:
         a = command(actions, name, text)
-        _common(a, run)
+        _common(a, run, alone=name == "list")
         return a
 
     a = action("create", _create, "hold the tree as it is now")
@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
     a.add_argument("refs", metavar="CHECKPOINT", nargs="+", help=_REF)
 
     p = command(commands, "undo", "take back the last execute, and with every_calls = 1 the last tool call, as a whole")
-    _common(p, _undo)
+    _common(p, _undo, alone=True)
 
 
 def add_gc(commands: Any) -> None:
@@ -71,11 +71,11 @@ def add_gc(commands: Any) -> None:
     add_thread(p)
     p.add_argument("--location", type=Path, metavar="DIR", help="one state volume's directory, not mounted")
     blobs.add_arguments(p)
-    _common(p, _gc)
+    _common(p, _gc, alone=True)
 
 
-def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    add_name(p)
+def _common(p: argparse.ArgumentParser, run: Any, *, alone: bool = False) -> None:
+    add_mount(p, alone=alone)
     p.add_argument("--json", action="store_true", help="one object, for programs")
     p.set_defaults(run=run)
 

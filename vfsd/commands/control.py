@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vfsd.commands.parsing import command
+from vfsd.commands.parsing import add_mount, command
 from vfsd.config import LOG_LEVELS
 from vfsd.process import registry
 from vfsd.process.control import Failure, connect, state_of
@@ -18,14 +18,14 @@ from vfsd.process.control import Failure, connect, state_of
 def add(commands: Any) -> None:
     """Put the commands into the parser's ``commands``."""
     p = command(commands, "reload", "put a mount's configuration file in force as it is now: all of it, or nothing")
-    p.add_argument("name", metavar="NAME", nargs="?", default="default", help="the mount's name (default: default)")
+    add_mount(p, alone=True)
     p.set_defaults(run=_reload)
     p = command(commands, "log-level", "what a running mount writes into its log")
-    p.add_argument("name", metavar="NAME", help="the mount's name")
+    add_mount(p, alone=True)
     p.add_argument("level", metavar="LEVEL", nargs="?", choices=LOG_LEVELS, help="(default: only say which it is)")
     p.set_defaults(run=_log_level)
     p = command(commands, "bugreport", "one file that tells of a fault, with no names, contents or secrets in it")
-    p.add_argument("name", metavar="NAME", nargs="?", help="the mount's name (default: default, if there is one)")
+    add_mount(p, None, said="default, if there is one", alone=True)
     p.add_argument("-o", "--output", type=Path, metavar="FILE", help="a new file (default: one here, by name and time)")
     p.set_defaults(run=_bugreport)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd import config
-from vfsd.commands.parsing import add_name, command
+from vfsd.commands.parsing import add_mount, command
 from vfsd.process import registry
 from vfsd.process.control import Failure, ask
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     p = command(commands, "route", "routes of a running mount")
     actions = p.add_subparsers(required=True, metavar="ACTION")
     one = command(actions, "list", "what is mounted where")
-    add_name(one)
+    add_mount(one, alone=True)
     one.set_defaults(run=_list)
     one = command(actions, "add", "mount one more route")
     one.add_argument(
@@ -41,18 +41,18 @@ def add(commands: Any) -> None:
         dest="values",
         help="what {NAME} in the namespace of a store stands for; repeatable",
     )
-    add_name(one)
+    add_mount(one)
     one.set_defaults(run=_add)
     one = command(actions, "remove", "take a route out of the tree; its files stay where they are")
     one.add_argument("prefix", metavar="PREFIX", help="the route's directory in the tree")
-    add_name(one)
+    add_mount(one)
     one.set_defaults(run=_remove)
 
     p = command(commands, "blob", "contents named by their sha256")
     actions = p.add_subparsers(required=True, metavar="ACTION")
     one = command(actions, "put", "store a file's content and print its path in the tree")
     one.add_argument("file", type=Path, metavar="FILE", help="any file of this machine")
-    add_name(one)
+    add_mount(one)
     one.set_defaults(run=_put)
 
 

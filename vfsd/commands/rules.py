@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd import config
-from vfsd.commands.parsing import add_name, command
+from vfsd.commands.parsing import add_mount, command
 from vfsd.core.policy import Policy
 from vfsd.process.control import connect
 from vfsd.rules.book import of_policy
@@ -29,12 +29,12 @@ def add(commands: Any) -> None:
         ("reload", _reload, "read the mount's configuration file anew and put its rules in force"),
     ):
         a = command(actions, name, text)
-        _common(a, run)
+        _common(a, run, alone=name != "check")
         if name == "check":
             a.add_argument("file", metavar="FILE", nargs="?", type=Path, help="a vfsd.toml (default: a running mount)")
 
     p = command(commands, "approvals", "the operations that wait for a yes")
-    _common(p, _approvals)
+    _common(p, _approvals, alone=True)
     p = command(commands, "approve", "let an operation that waits go on")
     p.add_argument("id", metavar="ID", help="as vfsd approvals shows it")
     _common(p, _approve)
@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
     _common(p, _reject)
 
 
-def _common(p: argparse.ArgumentParser, run: Any) -> None:
-    add_name(p)
+def _common(p: argparse.ArgumentParser, run: Any, *, alone: bool = False) -> None:
+    add_mount(p, alone=alone)
     p.add_argument("--json", action="store_true", help="one object, for programs")
     p.set_defaults(run=run)
 

@@ -12,7 +12,7 @@ import time
 from typing import Any, Self
 
 from vfsd.doors.rpc import VERSION, Decoder, Encoder, WireError, error_of
-from vfsd.process import registry
+from vfsd.process import mountpoint, registry
 
 STATUS_SECONDS = 2.0
 """How long one daemon's status is waited for."""
@@ -82,6 +82,17 @@ def ask(path: str, op: str, seconds: float, **params: Any) -> dict[str, Any]:
     """The reply of the daemon on socket ``path`` to one ``op``; raises as ``Control``."""
     with Control(path, seconds) as control:
         return control.call(op, **params)
+
+
+def find(target: str) -> dict[str, Any] | None:
+    """The entry of the mount with this name, or else on this directory; of a daemon that died too."""
+    found = registry.entries()
+    if "/" not in target:
+        for entry in found:
+            if entry["name"] == target:
+                return entry
+    path = mountpoint.resolve(target)
+    return next((entry for entry in found if entry["mountpoint"] == path), None)
 
 
 def running(name: str, thread: str | None = None) -> dict[str, Any] | None:
