@@ -13,7 +13,7 @@ run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/session.py
 
 test: setup-adapters
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -88,8 +88,9 @@ class World:
     def clean(self) -> None:
         """End every daemon and mount of this world, also when the command itself is broken."""
         try:
-            for row in json.loads(self.vfsd("status", "--json").stdout):
-                self.vfsd("umount", "--force", row["name"], code=None)
+            if any(self.run_dir.glob("vfsd/*.json")):
+                for row in json.loads(self.vfsd("status", "--json").stdout):
+                    self.vfsd("umount", "--force", row["name"], code=None)
         finally:
             for path in reversed(self.mounts()):
                 subprocess.run(["fusermount3", "-uz", path], capture_output=True, check=False)

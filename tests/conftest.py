@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from trees import Mounts
 MOUNT_TESTS = Path(__file__).parent / "mount"
 DAEMONS = {"world"}
 """Fixtures in which the command starts daemons that mount."""
+
+# Without what was compiled the thousands of commands that the tests start take twice as long each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes that run tests side by side have sockets, names of mounts and state of their own.
@@ -30,6 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if MOUNT_TESTS in item.path.parents or DAEMONS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.mount)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Each takes one file after the other: the longest first, so that at the end none has a long one for itself.
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
 
 
 @pytest.fixture(scope="session")
