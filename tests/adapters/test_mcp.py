@@ -131,7 +131,8 @@ async def test_progress_of_a_long_command(kind: str, mode: str, mount: Mount) ->
         command = "echo first; echo second; printf part; sleep 2.6; echo"
         ran = await client.call_tool("execute", {"command": command}, progress_callback=progress)
         assert ran.structured_content["exit_code"] == 0
-    assert len(told) == 2 and told[0][0] < told[1][0]
+    # Once a second; there are more of them when its end is late.
+    assert 2 <= len(told) <= told[-1][0] and told[0][0] < told[1][0]
     assert told[0][2] == "1 s, 2 lines of output: part"
 
 

@@ -159,13 +159,8 @@ def test_spellings_of_a_path(ruled: Ruled) -> None:
 def test_a_denied_file_cannot_be_changed(ruled: Ruled) -> None:
     ruled.rule()
     p = ruled / "policies/p"
-    for flags in (
-        os.O_WRONLY,
-        os.O_RDWR,
-        os.O_WRONLY | os.O_APPEND,
-        os.O_WRONLY | os.O_TRUNC,
-        os.O_RDONLY | os.O_TRUNC,
-    ):
+    append, cut = os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_TRUNC
+    for flags in (os.O_WRONLY, os.O_RDWR, append, cut, os.O_RDONLY | os.O_TRUNC):
         denied(os.open, p, flags)
     for call, args in (
         (os.truncate, (p, 0)), (os.chmod, (p, 0o600)), (os.utime, (p, (1, 1))), (os.unlink, (p,)),
