@@ -32,5 +32,5 @@ for extra; do
     esac
     echo "oldest: $packages"
     "$python" -m pip install -q --disable-pip-version-check --no-deps --target "$place/$extra" $packages
-    (cd tests/adapters && PYTHONPATH=$place/$extra "$python" -m pytest -q -W "ignore:Class-scoped fixtures" "${tests[@]}")
+    (cd tests/adapters && PYTHONPATH=$place/$extra "$python" -m pytest -q -n 4 --dist loadfile -W "ignore:Class-scoped fixtures" "${tests[@]}")
 done

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs what is missing to build and run vfsd from a checkout: Debian packages (as root only), then .venv.
 # Prints one line a step; does nothing when all is there.
+#   scripts/setup.sh [adapters [DEBIAN PACKAGE]...]: for the tests and the benchmark, with packages that the caller misses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -8,7 +9,7 @@ PYTHON=${PYTHON:-python3}
 # Told before the minutes that the rest may take.
 [ -w /dev/fuse ] || echo "setup: /dev/fuse can't be opened, so nothing can be mounted: .venv/bin/vfsd doctor will say what to type" >&2
 
-missing=()
+missing=("${@:2}")
 need() { missing+=("$1"); }
 command -v "$PYTHON" >/dev/null || need python3
 command -v fusermount3 >/dev/null || need fuse3

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_world import World
+from hypothesis import HealthCheck, settings
 from trees import Mounts
 
 MOUNT_TESTS = Path(__file__).parent / "mount"
@@ -20,6 +21,10 @@ DAEMONS = {"world"}
 
 # Without what was compiled the thousands of commands that the tests start take twice as long each.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# An example takes as long as it takes: a busy machine is no fault of the code.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes that run tests side by side have sockets, names of mounts and state of their own.

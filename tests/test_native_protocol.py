@@ -224,7 +224,7 @@ DECODERS = {
 }  # fmt: skip
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(st.sampled_from([*sorted(DECODERS), 0, 7, 52, 4096]), st.binary(max_size=120), st.booleans(), st.integers(0, 3))
 @pytest.mark.slow
 def test_any_bytes_decode_or_raise_protocol_error(opcode: int, body: bytes, honest: bool, extlen: int) -> None:

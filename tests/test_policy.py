@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vfsd.core.policy import (
@@ -213,7 +213,6 @@ def theirs(rules: list[tuple[list[str], list[str], str]]) -> Any:
 
 
 @installed
-@settings(deadline=None)
 @given(RULES, PATHS, st.sampled_from(OPERATIONS))
 @pytest.mark.slow
 def test_verdicts_are_deep_agents_own(rules: list[tuple[list[str], list[str], str]], path: str, operation: str) -> None:
@@ -224,7 +223,6 @@ def test_verdicts_are_deep_agents_own(rules: list[tuple[list[str], list[str], st
 
 
 @installed
-@settings(deadline=None)
 @given(RULES, PATHS.filter(lambda path: path != "/"))
 def test_deletes_are_judged_as_deep_agents_does(rules: list[tuple[list[str], list[str], str]], path: str) -> None:
     from deepagents.middleware import filesystem
@@ -233,7 +231,6 @@ def test_deletes_are_judged_as_deep_agents_does(rules: list[tuple[list[str], lis
     assert (policy(*rules).below("write", path) is not None) == bool(denying)
 
 
-@settings(deadline=None)
 @given(RULES, PATHS.filter(lambda path: path != "/"), st.sampled_from(OPERATIONS))
 @pytest.mark.slow
 def test_the_rules_of_a_directory_say_the_same_of_its_entries(

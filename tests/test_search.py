@@ -139,7 +139,7 @@ SEGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size=1, max_size=12, unique=True),
     st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join),

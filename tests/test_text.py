@@ -62,7 +62,6 @@ def test_binary_is_told_by_content(data: bytes) -> None:
         replace(data, "a", "b")
 
 
-@settings(deadline=None)
 @given(LINES, st.integers(-2, 8), st.integers(-1, 6), st.lists(st.integers(0, 90), max_size=6))
 def test_windows_by_pieces_and_whole_agree_with_the_lines(
     content: str, offset: int, limit: int, cuts: list[int]
@@ -212,7 +211,7 @@ def test_a_long_old_string_does_not_fill_the_error() -> None:
 
 
 @given(LINES, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_a_window_shows_can_be_edited_and_the_rest_stays(content: str, data: st.DataObject) -> None:
     raw = content.encode()
     lines = lines_of(content)

@@ -197,4 +197,4 @@ class Extents(RuleBasedStateMachine):
 
 
 TestExtents = pytest.mark.slow(Extents.TestCase)
-TestExtents.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestExtents.settings = settings(max_examples=40, stateful_step_count=30)

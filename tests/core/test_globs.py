@@ -13,7 +13,7 @@ SEGMENTS = ["**", "**", "*", "a", "b", ".a", ".*", "b*", "a?", "[ab]", "{a,.b}",
 NAMES = ["a", "b", "ab", "aa", ".a", ".b"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=7), st.lists(st.sampled_from(NAMES), max_size=8))
 def test_the_meaning_is_that_of_wcmatch(segments: list[str], names: list[str]) -> None:
     pattern, path = "/" + "/".join(segments), "/" + "/".join(names)

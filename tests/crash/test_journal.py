@@ -52,7 +52,7 @@ def test_cut_at_every_byte_what_is_whole_before_it_remains(tmp_path: Path) -> No
         assert replayed(tmp_path) == RECORDS[: sum(end <= length for end in ends[1:])]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tail=st.binary(min_size=1, max_size=80) | st.integers(1, 80).map(bytes) | st.integers(1, 80).map(b"\xff".__mul__)
 )

@@ -205,7 +205,7 @@ def furnish(fs: Driver) -> None:
     fs.link("/a/b/s", "/l")
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(RULE_SETS), st.lists(st.tuples(st.booleans(), OPS), min_size=1, max_size=25))
 def test_no_way_round(tmp_path: Path, rules: list[Rule], session: list[tuple[bool, tuple[str, ...]]]) -> None:
     vfs, free = open_vfs({"/": ("memory", tmp_path)}), open_vfs({"/": ("memory", tmp_path)})

@@ -35,7 +35,6 @@ SHRINK = (Phase.shrink,) if os.environ.get("VFSD_SHRINK") else ()
 
 QUIET = settings(
     phases=(Phase.reuse, Phase.generate, *SHRINK),
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=True,
 )
