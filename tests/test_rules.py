@@ -106,6 +106,19 @@ def test_one_name_less_is_one_reason_less(vfs: Vfs) -> None:
     assert read_file(fs, "/g") == b"f"
 
 
+def test_a_name_that_may_not_be_written_stays_a_reason(vfs: Vfs) -> None:
+    fs = VfsDriver(vfs)
+    fs.mkdir("/shut")
+    write_file(fs, "/shut/f", b"f")
+    write_file(fs, "/h", b"h")
+    fs.link("/shut/f", "/g")
+    rule(vfs, "read write", "/shut/**")
+    denied(fs.unlink, "/shut/f")
+    denied(fs.rename, "/h", "/shut/f")
+    denied(fs.rename, "/shut/f", "/shut/e")
+    denied(read_file, fs, "/g")
+
+
 def test_links_in_directories_not_looked_at(tmp_path: Path) -> None:
     routes = {"/": ("state", tmp_path / "volume")}
     first = open_vfs(routes)
