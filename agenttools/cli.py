@@ -19,7 +19,7 @@ from agenttools import checkpoints, tools
 from agenttools.checkpoints import CheckpointResult
 from agenttools.client import Client
 from agenttools.results import ExecuteResult, GrepResult, LsResult, ReadResult, Result
-from agenttools.wire import ignored_variables
+from agenttools.wire import ignored_variables, one_line
 
 PROFILES = ("open", "tree", "offline")
 """As ``agenttools.confinement`` has them, which few commands need to load."""
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if surplus:
         word = next((word for word in surplus if word.startswith("-")), surplus[0])
         wrong = f"there is no option {word!r}" if word.startswith("-") else f"{word!r} is one word too many"
-        print(f"agenttools: {wrong}: see agenttools {args.tool} --help", file=sys.stderr)
+        _say(f"{wrong}: see agenttools {args.tool} --help")
         return USAGE
     for sentence in ignored_variables("XDG_RUNTIME_DIR"):
-        print(f"agenttools: {sentence}", file=sys.stderr)
+        _say(sentence)
     try:
         code = _run(parser, args)
         sys.stdout.flush()
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as exc:
         # Of our own output: what a tool meets is in its result.
-        print(f"agenttools: {exc.strerror or exc}", file=sys.stderr)
+        _say(exc.strerror or str(exc))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -88,14 +88,14 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"tool": args.tool, **_plain(result), "text": result.text}))
     elif result.error is not None:
-        print(f"agenttools: {result.error.removeprefix('Error: ')}", file=sys.stderr)
+        _say(result.error.removeprefix("Error: "))
     else:
         _show(result, args)
     return _exit_code(result)
 
 
 def _no_daemon(exc: OSError) -> int:
-    print(f"agenttools: {exc.strerror or exc}", file=sys.stderr)
+    _say(exc.strerror or str(exc))
     return NO_DAEMON
 
 
@@ -117,7 +117,7 @@ def _mcp(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             mcp.run(client, address, args.token_file, args.view, not args.text_only, args.profile)
     except (ImportError, ValueError, OSError) as exc:
         said = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) and exc.filename else exc
-        print(f"agenttools: {said}", file=sys.stderr)
+        _say(str(said))
         return FAILED
     return OK
 
@@ -199,7 +199,7 @@ def _show(result: Result | CheckpointResult, args: argparse.Namespace) -> None:
     elif isinstance(result, GrepResult):
         matches = result.matches or []
         if result.missing:
-            print(f"agenttools: {args.path}: No such file or directory", file=sys.stderr)
+            _say(f"{args.path}: No such file or directory")
         if result.output_mode == "content":
             _out("".join(f"{match.path}:{match.line}:{match.text}\n" for match in matches))
         else:
@@ -235,9 +235,13 @@ def _out(text: str) -> None:
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
 
 
+def _say(sentence: str) -> None:
+    print(f"agenttools: {one_line(sentence)}", file=sys.stderr)
+
+
 def _remark(text: str) -> None:
     sys.stdout.flush()
-    print(f"[{text}]", file=sys.stderr)
+    print(f"[{one_line(text)}]", file=sys.stderr)
 
 
 _CHECKPOINT: dict[str, tuple[str, ...]] = {

@@ -12,6 +12,7 @@ from typing import cast
 
 from agenttools.client import Client
 from agenttools.shell import Profile, View, run_interactive
+from agenttools.wire import one_line
 
 NO_DAEMON, NO_VIEW = 3, 125
 
@@ -23,19 +24,19 @@ def main(argv: Sequence[str]) -> int:
         try:
             _ = client.hello
         except OSError as exc:
-            print(f"vfsd run: {exc.strerror or exc}", file=sys.stderr)
+            _remark(exc.strerror or str(exc))
             return NO_DAEMON
         try:
             return run_interactive(
                 client, command, view=cast(View, view), profile=cast(Profile, profile), remark=_remark
             )
         except OSError as exc:
-            print(f"vfsd run: {exc.strerror or exc}", file=sys.stderr)
+            _remark(exc.strerror or str(exc))
             return NO_VIEW
 
 
 def _remark(sentence: str) -> None:
-    print(f"vfsd run: {sentence}", file=sys.stderr, flush=True)
+    print(f"vfsd run: {one_line(sentence)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -318,6 +318,13 @@ def runtime_dir() -> str:
     return path
 
 
+def one_line(text: str) -> str:
+    """Text in a sentence for a person: whoever chose it, it can't begin a line, move the cursor or start an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def ignored_variables(*names: str) -> list[str]:
     """A sentence for each of these variables that is no absolute path, and so, by the XDG Base Directory Specification
     (0.8), to be ignored."""

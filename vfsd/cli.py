@@ -26,6 +26,7 @@ from vfsd.commands import control as commands_control
 from vfsd.commands import routes as commands_routes
 from vfsd.commands import rules as commands_rules
 from vfsd.commands import service as commands_service
+from vfsd.commands.output import say, size_text, tell
 from vfsd.commands.parsing import add_mount, add_thread, command, settle_mount, surplus_word
 from vfsd.doors.engines import abort, unmount
 from vfsd.doors.rpc import ignored_variables
@@ -57,28 +58,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     args, surplus = _parser().parse_known_args(argv)
     if surplus:
-        print(f"vfsd: {surplus_word(surplus)}: see vfsd COMMAND --help", file=sys.stderr)
+        say(f"{surplus_word(surplus)}: see vfsd COMMAND --help")
         return 2
     try:
         if args.system:
             _as_system()
         for sentence in ignored_variables("XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-            _say(sentence)
+            say(sentence)
         settle_mount(args)
         _check_words(args)
         code: int = args.run(args)
         sys.stdout.flush()
         return code
     except config.UsageError as exc:
-        print(f"vfsd: {exc}", file=sys.stderr)
+        say(str(exc))
         return 2
     except (Failure, config.ConfigError, mountpoint.MountpointError) as exc:
-        print(f"vfsd: {exc}", file=sys.stderr)
+        say(str(exc))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as exc:
         where = f"{exc.filename}: " if exc.filename else ""
-        print(f"vfsd: {where}{exc.strerror or exc}", file=sys.stderr)
+        say(f"{where}{exc.strerror or exc}")
     except KeyboardInterrupt:
         return 130
     return 1
@@ -181,10 +182,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(text: str) -> None:
-    print(f"vfsd: {text}", file=sys.stderr)
-
-
 # -- mount
 
 
@@ -210,7 +207,7 @@ def _mount(args: argparse.Namespace) -> int:
     path = mountpoint.resolve(args.mountpoint)
     _refuse_rivals(wanted.name, path)
     for message in mountpoint.prepare(path):
-        _say(message)
+        say(message)
     mountpoint.check_places(wanted.routes, path)
     problem = doctor.fuse_problem(allow_other=wanted.allow_other)
     if problem is not None:
@@ -230,10 +227,10 @@ def _mount(args: argparse.Namespace) -> int:
             raise Failure(f"{path} is mounted but does not answer ({silence.strerror}): see {log_of(entry)}")
         for route in entry["routes"]:
             if "problem" in route:
-                _say(f"route {route['prefix']} ({route['kind']} {route['location']}) does not work: {route['problem']}")
+                say(f"route {route['prefix']} ({route['kind']} {route['location']}) does not work: {route['problem']}")
             if "notice" in route:
-                _say(f"route {route['prefix']} ({route['kind']} {route['location']}) is {route['notice']}")
-        print(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
+                say(f"route {route['prefix']} ({route['kind']} {route['location']}) is {route['notice']}")
+        tell(f"mounted {entry['name']} on {path} (pid {entry['pid']}, socket {entry['socket']})")
     return 0
 
 
@@ -304,18 +301,18 @@ def _umount(args: argparse.Namespace) -> int:
             os.kill(pid, signal.SIGKILL)
             registry.wait_gone(name, FORCE_SECONDS)
             _forget_dead(entry)
-            _say(f"{name!r} (pid {pid}) did not end within {FORCE_SECONDS:.0f} s: killed; what it acknowledged is kept")
+            say(f"{name!r} (pid {pid}) did not end within {FORCE_SECONDS:.0f} s: killed; what it acknowledged is kept")
             return 0
     else:
         _umount_seen(path, lazy=args.lazy)
     if args.lazy:
-        print(f"detached {path}; {name!r} ends when the last program has left")
+        tell(f"detached {path}; {name!r} ends when the last program has left")
         return 0
     if not _wait_gone(entry, dev):
         if registry.stopped(pid):
             raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) is stopped; {go_on(entry)}")
         raise Failure(f"{path} is unmounted but {name!r} (pid {pid}) has not ended: {_why_not_gone(path, dev)}")
-    print(f"unmounted {path}")
+    tell(f"unmounted {path}")
     return 0
 
 
@@ -326,7 +323,7 @@ def _wait_gone(entry: dict[str, Any], dev: str | None) -> bool:
         return True
     if registry.stopped(pid):
         return False
-    _say(f"waiting up to {UMOUNT_SECONDS:.0f} s for {name!r} (pid {pid}) to end: {_why_not_gone(path, dev)}")
+    say(f"waiting up to {UMOUNT_SECONDS:.0f} s for {name!r} (pid {pid}) to end: {_why_not_gone(path, dev)}")
     return registry.wait_gone(name, UMOUNT_SECONDS - SAY_SECONDS, pid)
 
 
@@ -366,7 +363,7 @@ def _umount_unknown(target: str, *, lazy: bool) -> int:
         raise Failure(f"no vfsd mount is called {target!r} or is on {path}: see vfsd status")
     dead = mountpoint.answers(path) is not None
     unmount(path, lazy=lazy or dead)
-    print(f"unmounted {path}" + (" (its daemon was dead)" if dead else ""))
+    tell(f"unmounted {path}" + (" (its daemon was dead)" if dead else ""))
     return 0
 
 
@@ -382,7 +379,7 @@ def _end_killed(entry: dict[str, Any]) -> None:
 def _clean_dead(entry: dict[str, Any]) -> None:
     """Detach what a dead daemon left mounted, forget it, and say so."""
     _forget_dead(entry)
-    _say(f"{entry['name']!r} (pid {entry['pid']}) had died without unmounting {entry['mountpoint']}: cleaned up")
+    say(f"{entry['name']!r} (pid {entry['pid']}) had died without unmounting {entry['mountpoint']}: cleaned up")
 
 
 def _forget_dead(entry: dict[str, Any]) -> None:
@@ -407,18 +404,18 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=1))
     for row in found if not args.json else []:
-        print(f"{row['name']}: {row['mountpoint']} {row['state']}" + (f": {row['fix']}" if "fix" in row else ""))
-        print(f"  pid {row['pid']}, thread {row['thread']}, engine {row['engine']}, up {row['uptime']:.0f} s")
-        print(f"  socket {row['socket']}")
+        tell(f"{row['name']}: {row['mountpoint']} {row['state']}" + (f": {row['fix']}" if "fix" in row else ""))
+        tell(f"  pid {row['pid']}, thread {row['thread']}, engine {row['engine']}, up {row['uptime']:.0f} s")
+        tell(f"  socket {row['socket']}")
         for what in ("log", "config"):
             if row.get(what):
-                print(f"  {what} {row[what]}")
+                tell(f"  {what} {row[what]}")
         for route in (route for route in row["routes"] if route["kind"] != "system"):
-            print(f"  {route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
+            tell(f"  {route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
             if "problem" in route:
-                print(f"    does not work: {route['problem']}")
+                tell(f"    does not work: {route['problem']}")
             if "notice" in route:
-                print(f"    {route['notice']}")
+                tell(f"    {route['notice']}")
         if row["state"] == "running":
             _tell_numbers(row)
     if not found and args.name is not None:
@@ -433,11 +430,11 @@ def _tell_numbers(row: dict[str, Any]) -> None:
     total = row["counters"]
     stored = [route["counters"] for route in row["routes"] if "nodes" in route.get("counters", {})]
     nodes, size = (sum(counters.get(key, 0) for counters in stored) for key in ("nodes", "bytes"))
-    size_text = commands_checkpoint.size_text(size)
-    print(f"  {nodes} files and directories, {size_text}; {total['open']} open, {total['checkpoints']} checkpoints")
+    kept = f"{nodes} files and directories, {size_text(size)}"
+    print(f"  {kept}; {total['open']} open, {total['checkpoints']} checkpoints")
     print(f"  since the mount: {total['observed']} looks, {total['mutated']} changes, by either door")
     if total["audit_lost"]:
-        print(f"  the audit log lacks {total['audit_lost']} lines that could not be written: see {row['log']}")
+        tell(f"  the audit log lacks {total['audit_lost']} lines that could not be written: see {row['log']}")
     if row["approvals"]:
         print(f"  waiting for a yes: {row['approvals']}; see vfsd approvals --name {row['name']}")
 

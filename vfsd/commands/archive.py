@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from vfsd.archive.archive import Export, Import, Part
 from vfsd.archive.atrest import Tree, Volume, volumes_of, with_tree
 from vfsd.backends.base import VolumeError
+from vfsd.commands.output import say
 from vfsd.commands.parsing import add_mount, add_thread, command
 from vfsd.config import thread_home
 from vfsd.process.control import Control, Failure, running, thread_of
@@ -85,7 +86,7 @@ class Progress:
         """Tell of something else."""
         if self._bar:
             sys.stderr.write("\r\033[K")
-        print(f"vfsd: {sentence}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+        say(sentence)
 
     def end(self) -> int:
         """The last state of the bar; the exit code."""

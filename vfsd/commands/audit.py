@@ -19,6 +19,7 @@ from vfsd.audit import log as auditlog
 from vfsd.audit.history import Filter, Record, blame, pattern, since
 from vfsd.commands.parsing import add_mount, add_thread, command
 from vfsd.config import UsageError, audit_home
+from vfsd.doors.rpc import one_line
 from vfsd.process.control import Failure, running
 
 _POLL = 0.1
@@ -145,39 +146,34 @@ def _show(line: bytes, record: Record, as_json: bool) -> None:
 
 def _plain(r: Record) -> str:
     when = datetime.fromisoformat(r["time"]).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what = _safe(r.get("path") or f"inode {r.get('ino', '?')} (no name)")
+    what = one_line(r.get("path") or f"inode {r.get('ino', '?')} (no name)")
     if "path2" in r:
-        what += (" <-> " if r.get("exchange") else " -> ") + _safe(r["path2"])
+        what += (" <-> " if r.get("exchange") else " -> ") + one_line(r["path2"])
     size = r.get("size")
     if size and size[0] != size[1]:
         what += f" ({'-' if size[0] is None else size[0]} -> {'-' if size[1] is None else size[1]} bytes)"
     for key in ("mode", "to_uid", "to_gid", "name", "checkpoint", "count"):
-        what += f" {key}={_safe(str(r[key]))}" if key in r else ""
-    op = _safe(str(r.get("op", "?")))
+        what += f" {key}={one_line(str(r[key]))}" if key in r else ""
+    op = one_line(str(r.get("op", "?")))
     line = f"{when} {_paint(f'{op:9}', _YELLOW)} {what}"
     if r.get("result") != "ok":
-        line += " " + _paint(f"{r.get('result')}: {_safe(r.get('error', ''))}", _RED)
+        line += " " + _paint(f"{r.get('result')}: {one_line(r.get('error', ''))}", _RED)
     who = []
     if r.get("tool"):
-        who.append(f"tool {_safe(r['tool'])}")
+        who.append(f"tool {one_line(r['tool'])}")
     if r.get("call"):
-        who.append(f"call {_safe(r['call'])}")
+        who.append(f"call {one_line(r['call'])}")
     if r.get("execute"):
-        who.append(f"execute {_safe(r['execute'])}")
+        who.append(f"execute {one_line(r['execute'])}")
     if r.get("pid"):
         who.append(f"pid {r['pid']} uid {r.get('uid')}")
     elif r.get("door") == "fuse":
         who.append(f"a process in a pid namespace out of sight, or the kernel, uid {r.get('uid')}")
         running = [f"call {one['call']} execute {one['execute']}" for one in r.get("among", ())]
-        who.append(_safe(f"while {' and '.join(running) or 'no command'} ran"))
+        who.append(one_line(f"while {' and '.join(running) or 'no command'} ran"))
     if r.get("command"):
-        who.append(_safe(r["command"]))
+        who.append(one_line(r["command"]))
     return f"{line}  {_paint(', '.join(who) or r.get('door', ''), _CYAN)}"
-
-
-def _safe(text: str) -> str:
-    """Text that cannot move the cursor or start an escape sequence, whoever chose it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def _paint(text: str, colour: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vfsd.commands import blobs
+from vfsd.commands.output import say, size_text
 from vfsd.commands.parsing import add_mount, add_thread, command
 from vfsd.process.control import Failure, connect, running, thread_of
 
@@ -144,12 +145,12 @@ def _diff(args: argparse.Namespace) -> int:
         if not args.patch or not _in_patch(change):
             _out(_line(change))
     if found["total"] > len(found["changes"]):
-        print(f"vfsd: and {found['total'] - len(found['changes'])} more changes", file=sys.stderr)
+        say(f"and {found['total'] - len(found['changes'])} more changes")
     if args.patch:
         for line in found["patch"].split("\n")[:-1]:
             _out(_paint(line, _patch_colour(line)))
         if not found["complete"]:
-            print("vfsd: the texts of some files differ too much to be shown", file=sys.stderr)
+            say("the texts of some files differ too much to be shown")
     return 0
 
 
@@ -311,13 +312,3 @@ def _name(args: argparse.Namespace) -> str:
 def _tell_excluded(reply: dict[str, Any]) -> None:
     for route in reply["not_included"]:
         print(f"  {route['prefix']} ({route['kind']}) is {route['why']}")
-
-
-def size_text(count: int) -> str:
-    """``count`` bytes as a person reads them."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

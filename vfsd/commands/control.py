@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vfsd.commands.output import say
 from vfsd.commands.parsing import add_mount, command
 from vfsd.config import LOG_LEVELS
 from vfsd.process import registry
@@ -34,7 +35,7 @@ def _reload(args: argparse.Namespace) -> int:
     with connect(args.name) as control:
         reply = control.call("reload")
     for warning in reply["warnings"]:
-        print(f"vfsd: warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     changed = [f"{reply['changed']} changed"] if reply["changed"] else []
     changed += [f"{what} {prefix}" for what in ("added", "removed") for prefix in reply[what]]
     print(f"{reply['source']}: {', '.join(changed) or 'nothing changed'}; rules in force: {reply['rules']}")

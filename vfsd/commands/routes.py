@@ -7,11 +7,11 @@ import errno
 import hashlib
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from vfsd import config
+from vfsd.commands.output import say
 from vfsd.commands.parsing import add_mount, command
 from vfsd.process import registry
 from vfsd.process.control import Failure, ask
@@ -82,7 +82,7 @@ def _add(args: argparse.Namespace) -> int:
     route = reply["route"]
     print(f"{route['prefix']} {route['kind']} {route['location'] or ''}".rstrip())
     for warning in route["warnings"]:
-        print(f"vfsd: {warning}", file=sys.stderr)
+        say(warning)
     return 1 if route["problem"] else 0
 
 

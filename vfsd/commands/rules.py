@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from vfsd import config
+from vfsd.commands.output import say, tell
 from vfsd.commands.parsing import add_mount, command
 from vfsd.core.policy import Policy
 from vfsd.process.control import connect
@@ -67,7 +67,7 @@ def _json(value: Any) -> int:
 
 def _warn(warnings: list[str]) -> None:
     for warning in warnings:
-        print(f"vfsd: warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -117,7 +117,7 @@ def _approvals(args: argparse.Namespace) -> int:
     for one in pending:
         who = one["tool"] or f"pid {one['pid']}"
         paths = " ".join(map(_text, one["paths"]))
-        print(f"{one['id']}  {one['op']} {paths}  by {who}, for {time.time() - one['time']:.0f} s: {one['rule']}")
+        tell(f"{one['id']}  {one['op']} {paths}  by {who}, for {time.time() - one['time']:.0f} s: {one['rule']}")
     if not pending:
         print("nothing waits")
     return 0
@@ -135,5 +135,5 @@ def _decided(args: argparse.Namespace, what: str, reply: dict[str, Any]) -> int:
     question = reply["question"]
     if args.json:
         return _json(question)
-    print(f"{what} {question['op']} {' '.join(map(_text, question['paths']))}")
+    tell(f"{what} {question['op']} {' '.join(map(_text, question['paths']))}")
     return 0

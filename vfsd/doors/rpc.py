@@ -50,6 +50,7 @@ from agenttools.wire import (
     error_reply,
     ignored_variables,
     make_runtime_dir,
+    one_line,
     runtime_dir,
 )
 from vfsd.core.ids import squashed
@@ -77,6 +78,7 @@ __all__ = [
     "ignored_variables",
     "listen",
     "make_runtime_dir",
+    "one_line",
     "runtime_dir",
 ]
 
