@@ -440,6 +440,16 @@ def test_an_export_into_a_pipe_that_closes_is_quiet(world: World) -> None:
     assert (done.stdout, (world.base / "said").read_text()) == ("1\n", "")
 
 
+def test_an_export_to_what_is_no_file_leaves_it_what_it_is(world: World) -> None:
+    """Were it replaced, root would have a file as /dev/null after an export to that."""
+    os.mkfifo(world.base / "fifo")
+    world.vfsd("mount", world.mp)
+    with subprocess.Popen(["timeout", "20", "cat", world.base / "fifo"], stdout=subprocess.PIPE) as reader:
+        world.vfsd("export", world.base / "fifo")
+        assert b"ustar" in reader.communicate()[0] and reader.returncode == 0
+    assert (world.base / "fifo").is_fifo()
+
+
 @pytest.mark.parametrize("mounted", [True, False])
 def test_an_import_that_cannot_be_done(world: World, mounted: bool) -> None:
     world.vfsd("mount", world.mp)

@@ -115,12 +115,13 @@ def _export(args: argparse.Namespace) -> int:
         for volume in volumes:
             if not (volume.location / "tree.db").exists():
                 raise Failure(f"{volume.location} holds no volume (no tree.db)")
-    fresh = None if args.file == "-" else Path(f"{args.file}.part")
     if Path(args.file).is_dir():
         raise Failure(f"{args.file} is a directory: name the archive in it")
+    # Only a whole archive gets the name asked for; what is no file, as a pipe or /dev/null, stays what it is.
+    direct = args.file == "-" or (os.path.exists(args.file) and not os.path.isfile(args.file))
+    fresh = None if direct else Path(f"{args.file}.part")
     try:
-        # Only a whole archive gets the name asked for.
-        out: BinaryIO = sys.stdout.buffer if fresh is None else open(fresh, "wb")  # noqa: SIM115
+        out: BinaryIO = sys.stdout.buffer if args.file == "-" else open(fresh or args.file, "wb")  # noqa: SIM115
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, args.file) from None
     try:
@@ -134,12 +135,14 @@ def _export(args: argparse.Namespace) -> int:
             ]
             _with(volumes, lambda tree: Export(tree, out, progress.warn, progress.step).write(parts))
         out.flush()
-        if fresh is not None:
+        if args.file != "-":
             out.close()
+        if fresh is not None:
             os.replace(fresh, args.file)
     except BaseException:
-        if fresh is not None:
+        if args.file != "-":
             out.close()
+        if fresh is not None:
             fresh.unlink(missing_ok=True)
         raise
     return progress.end()
