@@ -66,8 +66,9 @@ class World:
         return row
 
     def kill(self, name: str = "default") -> int:
-        pid = int(self.status(name)["pid"])
+        pid = int(json.loads((self.run_dir / f"vfsd/{name}.json").read_text())["pid"])
         os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: not Path(f"/proc/{pid}").exists())
         self.wait(lambda: self.status(name)["state"] == "dead")
         return pid
 

@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 TURNS = """
 import sys, time
 from pathlib import Path

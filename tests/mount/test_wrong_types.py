@@ -13,6 +13,8 @@ from daemons import Daemon
 
 from agenttools.wire import WireError
 
+pytestmark = pytest.mark.slow
+
 GOOD: dict[str, dict[str, Any]] = {
     "approvals": {"wait": 0},
     "approve": {"question": "1"},
