@@ -54,6 +54,19 @@ def test_a_second_daemon_is_told_the_pid(place: Path) -> None:
     volume.close()
 
 
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_contents_without_a_database_are_no_new_volume(damage: str, place: Path) -> None:
+    for path in place.glob("tree.db*"):
+        path.unlink()
+    if damage == "empty":
+        (place / "tree.db").touch()
+    data = (place / "data").read_bytes()
+    for _ in range(2):
+        with pytest.raises(VolumeError, match=r"its tree\.db is missing or empty: put that back"):
+            open_volume("state", place)
+    assert (place / "data").read_bytes() == data
+
+
 def test_no_volume_there(tmp_path: Path) -> None:
     assert check_volume(tmp_path) == [f"{tmp_path} holds no volume (no tree.db)"]
     (tmp_path / "file").write_text("")

@@ -21,6 +21,8 @@ APPLICATION_ID = 0x76667364  # "vfsd"
 FORMAT = 1
 """Raised whenever a volume written by this code can't be read by older code."""
 
+_CONTENTS = ("data", "journal.0", "journal.1")
+
 SCHEMA = """
 CREATE TABLE node (             -- one file, directory, symlink, FIFO, socket or device; 1 is the root directory
   id     INTEGER PRIMARY KEY,
@@ -108,9 +110,21 @@ def corrupt(directory: Path, error: sqlite3.Error) -> str:
     return f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
 
 
+def places(directory: Path) -> dict[str, tuple[int, int]]:
+    """The files of an open volume by name: device and inode."""
+    found = {}
+    for name in ("tree.db", "tree.db-wal", "tree.db-shm", *_CONTENTS, "lock"):
+        with contextlib.suppress(OSError):
+            st = os.stat(directory / name)
+            found[name] = (st.st_dev, st.st_ino)
+    return found
+
+
 def connect_again(directory: Path) -> sqlite3.Connection:
     """A further connection to a volume that is open, for the thread that folds; its commits survive power loss."""
-    db = sqlite3.connect(directory / "tree.db", isolation_level=None, timeout=30)
+    # Never one of its own making, should somebody have removed the file.
+    path = (directory / "tree.db").absolute().as_uri() + "?mode=rw"
+    db = sqlite3.connect(path, uri=True, isolation_level=None, timeout=30)
     db.execute("PRAGMA synchronous=FULL")
     # A checkpoint inside a commit would come at a time of SQLite's choosing; the fold runs one when it is done.
     db.execute("PRAGMA wal_autocheckpoint=0")
@@ -141,6 +155,11 @@ def connect(directory: Path, *, new: bool = True, alone: bool = False) -> sqlite
         if version == 0 and new:
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise VolumeError(f"{path} is not a vfsd volume (an unrelated SQLite database)")
+            if any(os.path.exists(p) and os.stat(p).st_size for p in map(directory.joinpath, _CONTENTS)):
+                raise VolumeError(
+                    f"volume {directory} has contents, but its tree.db is missing or empty: "
+                    "put that back from a backup, or remove the directory to begin anew"
+                )
             db.executescript(
                 f"BEGIN; {SCHEMA} {history.SCHEMA} PRAGMA application_id={APPLICATION_ID};"
                 f"PRAGMA user_version={FORMAT}; COMMIT"
@@ -166,16 +185,21 @@ def recover(db: sqlite3.Connection, journal: Journal, directory: Path, *, keep: 
         after = db.execute("SELECT seq FROM folded").fetchone()[0]
         batch = list(journal.replay(after))
         if batch:
+            whole = _end(db) <= os.stat(directory / "data").st_size
             _patch(batch, directory)
             db.execute("BEGIN IMMEDIATE")
             _apply(db, batch, journal.seq)
             if keep:
                 db.execute("COMMIT")
-            _lengthen(db, directory)
+            if whole:
+                _lengthen(db, directory)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             raise DiskFull(f"volume {directory} can't be opened: the disk is full") from None
-        raise VolumeError(f"volume {directory}: the journal can't be folded into the database: {error}") from None
+        raise VolumeError(
+            f"volume {directory}: the journal can't be folded into the database ({error}); "
+            f"run `vfsd check --location {directory}` or restore a backup"
+        ) from None
     if keep:
         journal.reset()
 
@@ -194,11 +218,17 @@ def _patch(batch: Iterable[Rows], directory: Path) -> None:
 
 
 def _lengthen(db: sqlite3.Connection, directory: Path) -> None:
-    """Power loss may take an unsynced write from the data file and leave its record: its blocks then read as zeros."""
-    end = db.execute("SELECT coalesce(max(disk + length), 0) FROM extent").fetchone()[0]
-    path = directory / "data"
+    """Power loss may take an unsynced write from the data file and leave its record: its blocks then read as zeros.
+
+    Not so what was folded: without that the file has been cut off."""
+    end, path = _end(db), directory / "data"
     if os.stat(path).st_size < end:
         os.truncate(path, end)
+
+
+def _end(db: sqlite3.Connection) -> int:
+    """How long the data file is at least."""
+    return int(db.execute("SELECT coalesce(max(disk + length), 0) FROM extent").fetchone()[0])
 
 
 T = TypeVar("T")

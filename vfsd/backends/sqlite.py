@@ -108,6 +108,9 @@ class SqliteBackend(Loading, Reads):
         self.forget_maps = self._data.forget_maps
         self.new = self._data.new
         self._find_free_space()
+        # Less a block, whose end may be past the file's.
+        self._data.size = max(self._data.size, self._data.free.end - BLOCK + 1)
+        self._look()
         self._data.freeze(history.newest(self._db))
         youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]
         self._data.epoch = max(self._data.frozen + 1, youngest)
@@ -127,6 +130,7 @@ class SqliteBackend(Loading, Reads):
             db.close()
             raise
         self._db, self._execute = db, db.execute
+        self._places = database.places(self._dir)
 
     def _connect_alone(self, error: DiskFull) -> None:
         self._connect(alone=True)
@@ -164,8 +168,8 @@ class SqliteBackend(Loading, Reads):
             free.end = max(free.end, start + length)
 
     def orphans(self) -> Sequence[Stored]:
-        # While it waits for room they can't be purged; the next start will.
-        return [] if self._waits else super().orphans()
+        # While it is read-only they can't be purged; the next start will.
+        return [] if self.problem is not None else super().orphans()
 
     def xattrs(self, node: int) -> dict[bytes, bytes]:
         found = self._xattrs.get(node)
@@ -289,6 +293,7 @@ class SqliteBackend(Loading, Reads):
                 self._journal.sync()
             self.sync_waits = time.perf_counter() - begun > QUICK
         except OSError as error:
+            self._look()  # a file that is gone has a sentence of its own
             # The kernel forgets what it could not write, and would tell the next sync that all is well.
             self._fail_for_good(f"a sync failed ({error.strerror})")
             raise
@@ -319,6 +324,7 @@ class SqliteBackend(Loading, Reads):
         if self.problem == FULL:
             async with self.busy:
                 self._become_writable()
+        self._look()
         if self.problem is None and self.unfolded:
             async with self.busy:
                 try:
@@ -342,8 +348,9 @@ class SqliteBackend(Loading, Reads):
 
         Raises OSError, for sqlite3.Error too, with the records still in the journal.
         """
-        if self._waits:
-            raise fail(errno.EROFS)
+        self._look()
+        if self.problem is not None:
+            raise OSError(errno.EROFS, f"nothing can be changed: {self.problem}")
         self._again = bool(self._batch)
         if not self._again:
             self._journal.rotate()
@@ -481,10 +488,23 @@ class SqliteBackend(Loading, Reads):
         finally:
             db.close()
 
-    def _fail_for_good(self, why: str) -> None:
+    def _look(self) -> None:
+        """Fail for good when a file was cut off or taken away under us: what comes from now on would be lost."""
+        if self.problem is not None:
+            return
+        now = database.places(self._dir)
+        gone = next((name for name, place in self._places.items() if now.get(name) != place), None)
+        if gone is not None:
+            save = "save what is still here (vfsd export) before you unmount it"
+            self._fail_for_good(f"its file {gone} has been removed or replaced", save)
+        elif not self._data.is_whole():
+            self._fail_for_good("its data file has been cut off", "what is lost gives EIO; save the rest (vfsd export)")
+
+    def _fail_for_good(self, why: str, then: str = "mount it again once the cause is gone") -> None:
         """Take no more: the journal keeps every record, so nothing acknowledged is lost, but nothing new is safe."""
-        self.problem = why
-        log.error("volume %s is read-only from now on: %s; mount it again once the cause is gone", self._dir, why)
+        if self.problem in (None, FULL):
+            log.error("volume %s is read-only from now on: %s; %s", self._dir, why, then)
+            self.problem = why
 
     def close(self) -> None:
         """Fold what is left, if the database takes it; the next start does what could not be done."""
