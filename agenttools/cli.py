@@ -209,7 +209,8 @@ def _show(result: Result | CheckpointResult, args: argparse.Namespace) -> None:
             lines = counts if result.output_mode == "files_with_matches" else (f"{p}:{n}" for p, n in counts.items())
             _out("".join(f"{line}\n" for line in lines))
         if result.truncated:
-            _remark("there are more matches than these")
+            lost = result.reason == "unreadable"
+            _remark("some files could not be read" if lost else "there are more matches than these")
     elif isinstance(result, LsResult):
         _out("".join(f"{entry.path}\n" for entry in result.entries or []))
     elif args.tool == "glob":

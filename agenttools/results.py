@@ -29,6 +29,10 @@ _GLOB_UNREADABLE = (
     "Note: some directories may not be read by this user, and what is in them is missing here. A narrower search "
     "won't show it."
 )
+_GREP_UNREADABLE = (
+    "Note: some files could not be read, for their disk or the place they are kept in fails. What is shown is right; "
+    "what is in those files is missing here."
+)
 _GREP_LITERAL = (
     "Note: the pattern is taken literally, not as a regular expression; `|`, `.*` and `\\.` stand for themselves. "
     "Search for a plain text, once for each alternative."
@@ -178,7 +182,7 @@ class GlobResult:
 class GrepResult:
     """Lines by path and number. ``truncated``: there are more, or may be. ``output_mode`` is for ``text`` only.
 
-    ``missing``: nothing is at the path to look in.
+    ``missing``: nothing is at the path to look in. ``reason``: as of GlobResult, where files can't be read.
     """
 
     pattern: str
@@ -187,6 +191,7 @@ class GrepResult:
     output_mode: OutputMode = "files_with_matches"
     error: str | None = None
     missing: bool = False
+    reason: str | None = None
 
     @property
     def text(self) -> str:
@@ -200,7 +205,7 @@ class GrepResult:
             shown = clip(printable("\n".join(self._lines(self.matches))))
             note = ""
         if self.truncated:
-            note = _GREP_PARTIAL
+            note = _GREP_UNREADABLE if self.reason == "unreadable" else _GREP_PARTIAL
         return f"{shown}\n\n{note}" if note else shown
 
     def _lines(self, matches: list[Match]) -> list[str]:

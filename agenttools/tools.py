@@ -393,7 +393,7 @@ def _grep(
     matches = [
         Match(_shown(prefix + found), line, text.decode(errors="replace")) for found, line, text in reply["matches"]
     ]
-    return GrepResult(pattern, matches, reply["truncated"], output_mode)
+    return GrepResult(pattern, matches, reply["truncated"], output_mode, reason=reply.get("reason"))
 
 
 grep, agrep = both(_grep)

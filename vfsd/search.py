@@ -78,10 +78,11 @@ class GlobFound(NamedTuple):
 
 
 class GrepFound(NamedTuple):
-    """``truncated``: there are more lines than these, or may be, because time ran out."""
+    """``truncated``: there are more lines than these, or may be; ``reason`` as of GlobFound, of files too."""
 
     matches: list[Hit]
     truncated: bool
+    reason: str | None
 
 
 class Matcher:
@@ -181,6 +182,16 @@ class _Walk:
         self._skip: bytes | None = None
         self._contents = False
         self.unreadable = False
+        self.failed: OSError | None = None
+        """Why something that is there and allowed can't be looked into: a disk fails, a remote is down."""
+
+    def fails(self, error: OSError) -> None:
+        """A file or directory can't be read."""
+        # Removed or replaced since its parent was listed: then it is not part of the tree any more.
+        if error.errno not in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
+            self.unreadable = True
+            if error.errno not in (errno.EACCES, errno.EPERM):
+                self.failed = error
 
     async def tick(self) -> None:
         """Let others run when the slice is used up. Raises _OutOfTime when the budget is."""
@@ -222,9 +233,7 @@ class _Walk:
             try:
                 await self._expand(item[0], item[1])
             except OSError as exc:
-                # Removed or replaced since its parent was listed: then it is not part of the tree any more.
-                if exc.errno not in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
-                    self.unreadable = True
+                self.fails(exc)
         return files
 
     async def _expand(self, directory: bytes, ino: int) -> None:
@@ -311,7 +320,8 @@ async def grep(
     """The lines that contain ``pattern``, byte for byte, in the text files at or below ``path``.
 
     Hidden and ignored files are searched too, ``.git`` below ``path`` is not. ``glob`` narrows the files; at most
-    ``max_count`` lines come back. Raises EINVAL for a refused ``glob`` and what a lookup of ``path`` raises.
+    ``max_count`` lines come back. Raises EINVAL for a refused ``glob``, what a lookup of ``path`` raises, and what
+    reading it does when it is a file.
     """
     matcher = await _matcher(glob) if glob else None
     attr = await paths.resolve(path, caller)
@@ -342,9 +352,11 @@ async def grep(
                     if attr.size > _PIECE
                     else search.file(whole, attr.ino, attr.size)
                 )
+            if walk.failed is not None:
+                raise walk.failed
     except _OutOfTime:
-        return GrepFound(search.hits, True)
-    return GrepFound(search.hits, False)
+        return GrepFound(search.hits, True, "budget")
+    return GrepFound(search.hits, walk.failed is not None, None if walk.failed is None else "unreadable")
 
 
 def _whole(path: bytes) -> bytes:
@@ -373,7 +385,8 @@ class _Search:
             return False
         try:
             data = self._read_now(ino, size)
-        except OSError:
+        except OSError as error:
+            self._walk.fails(error)
             return True
         return data is not None and self._pattern not in data
 
@@ -381,7 +394,8 @@ class _Search:
         """Add the hits in one file, none if it is not text or can't be read."""
         try:
             data = await self._read(ino, 0, 0, size, self._caller)
-        except OSError:
+        except OSError as error:
+            self._walk.fails(error)
             return
         if type(data) is not bytes:
             data = bytes(data)
@@ -396,8 +410,8 @@ class _Search:
         text = False
         try:
             text = await self._pieces(path, ino)
-        except OSError:
-            pass
+        except OSError as error:
+            self._walk.fails(error)
         finally:
             # Hits in a file count when all of it has been seen to be text.
             if not text:

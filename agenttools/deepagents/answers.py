@@ -192,6 +192,7 @@ def grep(result: results.GrepResult) -> GrepResult:
             {"path": printable(match.path), "line": match.line, "text": match.text} for match in result.matches or []
         ],
         truncated=result.truncated,
+        error="Error: some files could not be read" if result.reason == "unreadable" else None,
     )
 
 

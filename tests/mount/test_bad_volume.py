@@ -17,6 +17,7 @@ import pytest
 from daemons import Daemon
 from trees import ENGINES, watched
 
+from agenttools import tools
 from vfsd.check import check_volume
 
 pytestmark = pytest.mark.timeout(120)
@@ -95,7 +96,7 @@ def test_a_data_file_cut_off_loses_what_it_lost_and_no_more(engine: str, tmp_pat
     point, call = daemon.point, lambda *args, **more: daemon.client.call(*args, **more)
 
     def judge() -> None:
-        assert (point / "first").read_bytes() == b"1" * 50_000
+        assert (point / "first").read_bytes() == (b"1" * 49 + b"\n") * 1000
         assert call("read", path=b"/first")["size"] == 50_000
         for lost in ("last", "both"):
             fd = os.open(point / lost, os.O_RDONLY | os.O_DIRECT)
@@ -107,6 +108,11 @@ def test_a_data_file_cut_off_loses_what_it_lost_and_no_more(engine: str, tmp_pat
             with pytest.raises(OSError) as caught:
                 call("read", path=f"/{lost}".encode())
             assert caught.value.errno == errno.EIO
+        searched = call("grep", pattern=b"11111")
+        assert (searched["truncated"], searched["reason"]) == (True, "unreadable")
+        assert {match[0] for match in searched["matches"]} == {b"/first"}
+        assert "some files could not be read" in tools.grep(daemon.client, "nowhere").text
+        assert "Input/output error" in tools.grep(daemon.client, "nowhere", "/last").text
         with pytest.raises(OSError) as caught:
             (point / "new").write_bytes(b"n" * (4 << 20))
         assert caught.value.errno in (errno.EIO, errno.EROFS)
@@ -114,7 +120,7 @@ def test_a_data_file_cut_off_loses_what_it_lost_and_no_more(engine: str, tmp_pat
     try:
         daemon.start()
         with watched(point):
-            (point / "first").write_bytes(b"1" * 50_000)
+            (point / "first").write_bytes((b"1" * 49 + b"\n") * 1000)
             (point / "both").write_bytes(b"b" * 50_000)
             (point / "last").write_bytes(b"2" * 50_000)
             call("checkpoint", action="create", label="c")

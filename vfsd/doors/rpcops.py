@@ -340,7 +340,7 @@ async def glob(s: Session, m: Message, caller: Caller) -> Message:
 
 @op
 async def grep(s: Session, m: Message, caller: Caller) -> Message:
-    """{pattern: bytes, path=b"/", glob?: str, max_count?} -> {matches: [[path, line, text]...], truncated}"""
+    """{pattern: bytes, path=b"/", glob?: str, max_count?} -> {matches: [[path, line, text]...], truncated, reason?}"""
     found = await search.grep(
         s.paths,
         want(m, "pattern", bytes),
@@ -349,7 +349,7 @@ async def grep(s: Session, m: Message, caller: Caller) -> Message:
         glob=None if m.get("glob") is None else want(m, "glob", str),
         max_count=None if m.get("max_count") is None else natural(m, "max_count"),
     )
-    return {"matches": found.matches, "truncated": found.truncated}
+    return {"matches": found.matches, "truncated": found.truncated, "reason": found.reason}
 
 
 # ---------------------------------------------------------------------- the daemon itself
