@@ -110,16 +110,6 @@ def corrupt(directory: Path, error: sqlite3.Error) -> str:
     return f"volume {directory} is corrupt ({error}); run `vfsd check --location {directory}` or restore a backup"
 
 
-def places(directory: Path) -> dict[str, tuple[int, int]]:
-    """The files of an open volume by name: device and inode."""
-    found = {}
-    for name in ("tree.db", "tree.db-wal", "tree.db-shm", *_CONTENTS, "lock"):
-        with contextlib.suppress(OSError):
-            st = os.stat(directory / name)
-            found[name] = (st.st_dev, st.st_ino)
-    return found
-
-
 def connect_again(directory: Path) -> sqlite3.Connection:
     """A further connection to a volume that is open, for the thread that folds; its commits survive power loss."""
     # Never one of its own making, should somebody have removed the file.

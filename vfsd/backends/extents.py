@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from vfsd.backends.durable import Durable
+from vfsd.backends.durable import Durable, lost
 from vfsd.backends.freespace import BLOCK, FreeSpace, joined
 
 _MAPS = 25_000
@@ -52,10 +51,6 @@ def host_fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     if _libc.fallocate(fd, mode, offset, length):
         err = ctypes.get_errno()
         raise OSError(err, os.strerror(err))
-
-
-def _lost() -> OSError:
-    return OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class FileMap:
@@ -86,8 +81,6 @@ class ExtentFile:
     def __init__(self, fd: int, fetch: Callable[[int], list[Extent]], keeps: Callable[[int], bool]) -> None:
         self.fd = fd
         self.file = Durable(fd)
-        self.size = os.fstat(fd).st_size
-        """Bytes the host file is known to have; with fewer somebody else has cut it off."""
         self._keeps = keeps
         self.epoch = 1
         """What new blocks are marked with."""
@@ -158,7 +151,7 @@ class ExtentFile:
         if start <= offset and end <= start + size:
             data = os.pread(self.fd, length, disk + offset - start)
             if len(data) != length:
-                raise _lost()
+                raise lost()
             return data
         out = bytearray(length)
         view = memoryview(out)
@@ -166,13 +159,9 @@ class ExtentFile:
             start, size, disk, _ = extents[i]
             lo, hi = max(start, offset), min(start + size, end)
             if os.preadv(self.fd, [view[lo - offset : hi - offset]], disk + lo - start) != hi - lo:
-                raise _lost()
+                raise lost()
             i += 1
         return bytes(out)
-
-    def is_whole(self) -> bool:
-        """Whether the host file is still as long as it was."""
-        return os.fstat(self.fd).st_size >= self.size
 
     def seek(self, node: int, size: int, offset: int, hole: bool) -> int | None:
         """lseek(2) SEEK_HOLE or SEEK_DATA below ``size``; None when there is no data (ENXIO)."""
@@ -275,7 +264,7 @@ class ExtentFile:
         self.free.trim()
         if os.fstat(self.fd).st_size > self.free.end:
             os.ftruncate(self.fd, self.free.end)
-        self.size = min(self.size, self.free.end)
+        self.file.size = min(self.file.size, self.free.end)
 
     def requeue(self, runs: list[tuple[int, int]]) -> None:
         """Put drained runs back into quarantine: what freed them could not be made durable."""
@@ -451,10 +440,10 @@ class ExtentFile:
             runs = self.free.take(stop - at)
             self._taken += runs
             for disk, n in runs:
-                self._expect(disk + n)
+                self.file.expect(disk + n)
                 host_fallocate(self.fd, _PUNCH, disk, n)
                 host_fallocate(self.fd, 0, disk, n)
-                self._reached(disk + n)
+                self.file.reached(disk + n)
                 if self._logged or self._logged_before:
                     self._log(None, disk, n)
             self._splice(file, node, i, i, self._extents(at, runs))
@@ -477,32 +466,22 @@ class ExtentFile:
         if self._logged or self._logged_before:
             self._log(memoryview(data), disk, len(data))
         end = disk + len(data)
-        self._expect(end)
+        self.file.expect(end)
         n = os.pwrite(self.fd, data, disk)
         while n < len(data):
             data, disk = memoryview(data)[n:], disk + n
             n = os.pwrite(self.fd, data, disk)
-        self._reached(end)
+        self.file.reached(end)
 
     def _pwritev(self, parts: list[bytes | memoryview], disk: int) -> None:
         if len(parts) == 1 or self._logged or self._logged_before:
             self._pwrite(b"".join(parts), disk)
             return
         want = sum(map(len, parts))
-        self._expect(disk + want)
+        self.file.expect(disk + want)
         if os.pwritev(self.fd, parts, disk) != want:
             self._pwrite(b"".join(parts), disk)
-        self._reached(disk + want)
-
-    def _expect(self, end: int) -> None:
-        """Before the host file comes to have ``end`` bytes: were it cut off, what is lost would read as zeros. EIO."""
-        if end > self.size and not self.is_whole():
-            raise _lost()
-
-    def _reached(self, end: int) -> None:
-        self.file.written += 1
-        if end > self.size:
-            self.size = end
+        self.file.reached(disk + want)
 
     def _log(self, data: memoryview | None, disk: int, length: int) -> None:
         """Have what goes to blocks that the log has bytes of (None: zeros) in the log as well."""

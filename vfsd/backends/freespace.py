@@ -32,6 +32,13 @@ class FreeSpace:
         self.end = 0
         self._start = self._left = 0
 
+    def leave(self, used: Iterable[tuple[int, int]]) -> None:
+        """At the start: free is what lies between these runs, sorted by where they begin."""
+        for start, length in used:
+            if start > self.end:
+                self.give(self.end, start - self.end)
+            self.end = max(self.end, start + length)
+
     def take(self, length: int) -> list[tuple[int, int]]:
         """Give out ``length`` bytes as few (start, length) runs.
 

@@ -39,15 +39,14 @@ from vfsd.backends.freespace import BLOCK, joined
 from vfsd.backends.history import Checkpoint
 from vfsd.backends.journal import Journal, Rows
 from vfsd.backends.loading import Loading
+from vfsd.backends.places import Places
 from vfsd.backends.sqlitereads import Reads
 from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero
 from vfsd.core.plans import fail
-from vfsd.core.types import StatFs
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_HUGE = 1 << 31
 QUICK = 0.5e-3
 """Seconds of a sync after which the next is made on the loop: with a thread it would take longer for who asks."""
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate((Put, Target, Drop, Dentry, NoDentry, Xattr))}
@@ -108,9 +107,6 @@ class SqliteBackend(Loading, Reads):
         self.forget_maps = self._data.forget_maps
         self.new = self._data.new
         self._find_free_space()
-        # Less a block, whose end may be past the file's.
-        self._data.size = max(self._data.size, self._data.free.end - BLOCK + 1)
-        self._look()
         self._data.freeze(history.newest(self._db))
         youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]
         self._data.epoch = max(self._data.frozen + 1, youngest)
@@ -130,7 +126,7 @@ class SqliteBackend(Loading, Reads):
             db.close()
             raise
         self._db, self._execute = db, db.execute
-        self._places = database.places(self._dir)
+        self._places = Places(self._dir)
 
     def _connect_alone(self, error: DiskFull) -> None:
         self._connect(alone=True)
@@ -159,13 +155,11 @@ class SqliteBackend(Loading, Reads):
         return self._rows("SELECT offset, length, disk, epoch FROM extent WHERE node=? ORDER BY offset", node)
 
     def _find_free_space(self) -> None:
-        free = self._data.free
-        used = self._execute("SELECT disk, length FROM extent ORDER BY disk")
-        kept = history.kept_runs(self._db)
-        for start, length in used if not kept else sorted({*used, *kept}):
-            if start > free.end:
-                free.give(free.end, start - free.end)
-            free.end = max(free.end, start + length)
+        used, kept = self._execute("SELECT disk, length FROM extent ORDER BY disk"), history.kept_runs(self._db)
+        self._data.free.leave(used if not kept else sorted({*used, *kept}))
+        # Less a block, whose end may be past the file's.
+        self._data.file.size = max(self._data.file.size, self._data.free.end - BLOCK + 1)
+        self._look()
 
     def orphans(self) -> Sequence[Stored]:
         # While it is read-only they can't be purged; the next start will.
@@ -272,12 +266,6 @@ class SqliteBackend(Loading, Reads):
             self._fdatasync()
             self._data.punch(runs)
         return True
-
-    def statfs(self) -> StatFs:
-        host = os.fstatvfs(self._data.fd)
-        scale = host.f_frsize / BLOCK
-        total, free, available = (int(n * scale) for n in (host.f_blocks, host.f_bfree, host.f_bavail))
-        return StatFs(BLOCK, BLOCK, total, free, available, _HUGE, _HUGE - self._nodes, _HUGE - self._nodes)
 
     def counts(self) -> tuple[int, int]:
         return self._nodes, os.fstat(self._data.fd).st_blocks * 512
@@ -489,16 +477,8 @@ class SqliteBackend(Loading, Reads):
             db.close()
 
     def _look(self) -> None:
-        """Fail for good when a file was cut off or taken away under us: what comes from now on would be lost."""
-        if self.problem is not None:
-            return
-        now = database.places(self._dir)
-        gone = next((name for name, place in self._places.items() if now.get(name) != place), None)
-        if gone is not None:
-            save = "save what is still here (vfsd export) before you unmount it"
-            self._fail_for_good(f"its file {gone} has been removed or replaced", save)
-        elif not self._data.is_whole():
-            self._fail_for_good("its data file has been cut off", "what is lost gives EIO; save the rest (vfsd export)")
+        if self.problem is None and (found := self._places.wrong(self._data.file)) is not None:
+            self._fail_for_good(*found)
 
     def _fail_for_good(self, why: str, then: str = "mount it again once the cause is gone") -> None:
         """Take no more: the journal keeps every record, so nothing acknowledged is lost, but nothing new is safe."""

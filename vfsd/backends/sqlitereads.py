@@ -14,8 +14,12 @@ from pathlib import Path
 
 from vfsd.backends import database, history
 from vfsd.backends.extents import Extent, ExtentFile, FileMap
+from vfsd.backends.freespace import BLOCK
 from vfsd.backends.history import Checkpoint, Past, Touched
 from vfsd.core.plans import fail
+from vfsd.core.types import StatFs
+
+_HUGE = 1 << 31
 
 
 class Reads:
@@ -26,6 +30,7 @@ class Reads:
     _dir: Path
     _data: ExtentFile
     _waits: bool
+    _nodes: int
 
     def checkpoints(self) -> list[Checkpoint]:
         """Oldest first."""
@@ -80,6 +85,12 @@ class Reads:
     def slack(self) -> int:
         """Bytes of the data file that ``give_back`` may free."""
         return self._data.slack()
+
+    def statfs(self) -> StatFs:
+        host = os.fstatvfs(self._data.fd)
+        scale = host.f_frsize / BLOCK
+        total, free, available = (int(n * scale) for n in (host.f_blocks, host.f_bfree, host.f_bavail))
+        return StatFs(BLOCK, BLOCK, total, free, available, _HUGE, _HUGE - self._nodes, _HUGE - self._nodes)
 
     def disk_used(self) -> int:
         """Bytes of the host's disk that the volume takes."""
