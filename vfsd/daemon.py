@@ -94,6 +94,7 @@ class Daemon:
         self.audit: Audit | None = None
         self.rulebook: Rulebook
         self.natives: NativeRoutes
+        self._clock = engines.clock(config.engine)
         self._ids = Ids(config.uid_map, config.gid_map) if config.uid_map or config.gid_map else None
         self._engine: engines.Engine | None = None
         self._reloader: Reloader
@@ -150,7 +151,7 @@ class Daemon:
                 table.mount(Route(os.fsencode(spec.prefix), spec.kind, place_of(spec), volume))
             except OSError as exc:
                 raise VolumeError(f"route {spec.prefix} has no place in the tree: {exc.strerror}") from None
-        system = SystemEntries(table, feed, time.time_ns)
+        system = SystemEntries(table, feed, self._clock)
         system.add_host()
         owner = (os.geteuid(), os.getegid())
         past = PastVolume(table.next_base(), feed, owner, table.hidden)
@@ -226,9 +227,9 @@ class Daemon:
         if self._ids:
             owner = self._ids.uid_in(owner[0]), self._ids.gid_in(owner[1])
         if spec.location is None:
-            return TreeVolume(base, MemoryBackend(), feed, time.time_ns, owner=owner, read_only=read_only)
+            return TreeVolume(base, MemoryBackend(), feed, self._clock, owner=owner, read_only=read_only)
         backend = SqliteBackend(spec.location)
-        return StateVolume(base, backend, feed, time.time_ns, owner=owner, read_only=read_only)
+        return StateVolume(base, backend, feed, self._clock, owner=owner, read_only=read_only)
 
     # -- serving
 

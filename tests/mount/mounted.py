@@ -215,7 +215,7 @@ def main(mountpoint: str, name: str, database: str, waiting: str) -> None:
     feed, table = Feed(), RouteTable()
     backend = SqliteBackend(Path(database)) if database else MemoryBackend()
     owner = (os.getuid(), os.getgid())
-    volume = TreeVolume(0, backend, feed, time.time_ns, owner=owner)
+    volume = TreeVolume(0, backend, feed, engines.clock(name), owner=owner)
     table.mount(Route(b"/", volume.kind, "", volume))
     vfs = Vfs(table, feed, SystemEntries(table, feed, time.time_ns))
     door = FuseDoor(vfs)
