@@ -20,7 +20,7 @@ OTHER = [
     "rules check",
     "checkpoint create",
     "run --view mount -- true",
-    "export /dev/null",
+    "export FILE",
     "blame /f",
     "log-level info",
 ]
@@ -60,7 +60,7 @@ def parsers(parser: argparse.ArgumentParser, above: str = "") -> Iterator[tuple[
 @pytest.mark.mount
 @pytest.mark.parametrize("command", [*ALONE, *OTHER])
 def test_each_way_to_name_a_mount_is_one(work: World, command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    words, _, rest = command.partition(" -- ")
+    words, _, rest = command.replace("FILE", str(work.base / "out.tar")).partition(" -- ")
     tail = ["--", rest] if rest else []
     ways = [["--name", "work"], ["--name", str(work.mp)]]
     if command in ALONE:
