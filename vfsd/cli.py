@@ -406,6 +406,8 @@ def _status(args: argparse.Namespace) -> int:
     for row in found if not args.json else []:
         tell(f"{row['name']}: {row['mountpoint']} {row['state']}" + (f": {row['fix']}" if "fix" in row else ""))
         tell(f"  pid {row['pid']}, thread {row['thread']}, engine {row['engine']}, up {row['uptime']:.0f} s")
+        if "opens" in row:
+            tell(f"  opens {row['opens']}")
         tell(f"  socket {row['socket']}")
         for what in ("log", "config"):
             if row.get(what):

@@ -33,7 +33,7 @@ NAMESPACE = ("filesystem",)
 ENGINES = ("auto", "native", "pyfuse3")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-_CHOICES = {"engine": ENGINES, "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
+_CHOICES = {"engine": ENGINES, "opens": ("auto", "heard"), "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
 MAX_CONFIG = 1 << 20
 """Bytes read of a configuration file; a longer one is a mistake, not a configuration."""
 
@@ -111,6 +111,7 @@ class Config:
     name: str = "default"
     thread: str = "default"
     engine: str = "auto"
+    opens: str = "auto"
     read_only: bool = False
     allow_other: bool = False
     root_squash: bool = False
@@ -129,9 +130,7 @@ class Config:
 
 
 _SCALARS: dict[str, type] = {
-    "name": str,
-    "thread": str,
-    "engine": str,
+    **dict.fromkeys(("name", "thread", "engine", "opens"), str),
     "read_only": bool,
     "allow_other": bool,
     "root_squash": bool,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import logging
 import os
 import signal
@@ -44,11 +43,13 @@ from vfsd.doors import engines, rpc, rpccontrol, rpcroutes
 from vfsd.doors.events import Events
 from vfsd.doors.fuse import FuseDoor
 from vfsd.doors.squash import SquashingDoor
+from vfsd.doors.unheard import UnheardDoor
 from vfsd.feed import Feed
 from vfsd.liveroutes import LiveRoutes
 from vfsd.mapped import MappedVfs
 from vfsd.metrics import Metrics
 from vfsd.nativeroutes import NativeRoutes
+from vfsd.opens import look_for_programs, why_heard
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
 from vfsd.process import logs, memory, places, registry
@@ -75,11 +76,6 @@ SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter from the loop, which asks for it after each system call: Python's usual
 5 ms would be what every request waits while a journal is folded."""
 
-FREEZE_AFTER = 5
-"""Collections of the garbage collector's middle generation, one for about 7,000 objects that stay, before all that is
-there is taken out of its sight: a tree has no cycles that could become garbage, and to look for some in a hundred
-thousand nodes would hold up every request for as long as a tenth of a second."""
-
 
 class Daemon:
     """One mount of ``config`` on ``mountpoint`` (an absolute real path), whose log is the file ``log``, if any."""
@@ -97,6 +93,8 @@ class Daemon:
         self._clock = engines.clock(config.engine)
         self._ids = Ids(config.uid_map, config.gid_map) if config.uid_map or config.gid_map else None
         self._engine: engines.Engine | None = None
+        self.heard: str | None = None
+        """Why the kernel asks us at each open(2); None: it doesn't."""
         self._reloader: Reloader
         self._fuse: FuseDoor | None = None
         self._door: rpc.RpcDoor | None = None
@@ -257,9 +255,13 @@ class Daemon:
                 nursery.start_soon(self._watchdog, vfs)
 
         self._told = self._hello(vfs)
+        self.heard = why_heard(config, self._engine.name)
+        vfs.opens_heard = self.heard is not None
+        kind = SquashingDoor if config.root_squash else FuseDoor if self.heard else UnheardDoor
         # A route that waits brings contents out at each close.
-        kind = SquashingDoor if config.root_squash else FuseDoor
-        self._fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
+        self._fuse = fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
+        if self.heard is None:
+            look_for_programs(vfs.table.volumes, self.mountpoint)
         self._metrics = Metrics(config.metrics, lambda: self.status(vfs)) if config.metrics else None
         door = self._door = rpc.RpcDoor(
             vfs,
@@ -285,10 +287,12 @@ class Daemon:
             await nursery.start(door.serve, self._socket, self.manager.listener)
             nursery.start_soon(self._maintain, vfs)
             nursery.start_soon(stay_small, vfs.table.volumes)
-            nursery.start_soon(self._collect)
+            nursery.start_soon(memory.bound_collector, EVICT_SECONDS)
             await nursery.start(live.follow)
             nursery.start_soon(self._leave_when_asked)
             nursery.start_soon(self.rulebook.warn)
+            if isinstance(fuse, UnheardDoor):
+                nursery.start_soon(fuse.tend)
             if self._metrics is not None:
                 nursery.start_soon(self._metrics.serve)
             if not config.read_only:
@@ -339,6 +343,7 @@ class Daemon:
             "activated": self.manager.listener is not None,
             "thread": self.config.thread,
             "engine": self._engine.name,
+            "opens": "by the kernel" if self.heard is None else f"heard: {self.heard}",
             "routes": [
                 {"prefix": os.fsdecode(r.prefix), "kind": r.kind, "location": r.location or None}
                 | _problem(r.volume)
@@ -465,18 +470,6 @@ class Daemon:
             counters = vfs.counters()
             if idle.now(self._engine.requests + counters["observed"] + counters["mutated"]):
                 await trio.to_thread.run_sync(memory.give_back, counters.get("resident", 0))
-
-    @staticmethod
-    async def _collect() -> None:
-        """Bound the work of the garbage collector."""
-        frozen_at = -FREEZE_AFTER
-        while True:
-            collections = gc.get_stats()[1]["collections"]
-            if collections - frozen_at >= FREEZE_AFTER:
-                gc.collect(1)
-                gc.freeze()
-                frozen_at = collections
-            await trio.sleep(EVICT_SECONDS)
 
     @staticmethod
     async def _maintain_once(vfs: Vfs) -> None:

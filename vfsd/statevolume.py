@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -65,6 +65,8 @@ class StateVolume(TreeVolume):
     ) -> None:
         super().__init__(base, backend, feed, clock, owner=owner, read_only=read_only)
         self.store = backend
+        self.programs: Callable[[], Mapping[int, bool]] | None = None
+        """What programs have open without our hearing of it: inos, True where for writing."""
         self.resident_max = RESIDENT
         self._oldest: list[int] = []
         """Nodes to look at for eviction, the oldest last."""
@@ -149,7 +151,32 @@ class StateVolume(TreeVolume):
         return rewind.changes(store.touched(epoch, NOW))
 
     def _rewind(self, then: Past, now: Past, opened: dict[int, bool]) -> Rewind:
-        return Rewind(then, now, opened, self._is_pinned, self.tree.next_node, self._clock(), self.store.read_extents)
+        return Rewind(
+            then,
+            now,
+            self._open_in(opened),
+            self._is_pinned,
+            self.tree.next_node,
+            self._clock(),
+            self.store.read_extents,
+        )
+
+    def _open_in(self, handles: dict[int, bool]) -> Callable[[int], bool | None]:
+        """What tells True of a node that is open for writing, False of one open else, None of another.
+
+        Programs whose opens nobody tells of are looked for once, and only when the kernel knows such a node at all.
+        """
+        looked: list[Mapping[int, bool]] = []
+
+        def is_open(node: int) -> bool | None:
+            found = handles.get(node)
+            if found or self.programs is None or not self._is_pinned(node):
+                return found
+            if not looked:
+                looked.append(self.programs())
+            return looked[0].get(self.base | node, found)
+
+        return is_open
 
     def commit_restore(self, changes: Sequence[Change], caller: Caller) -> None:
         """Make a plan so."""

@@ -45,6 +45,8 @@ class Vfs:
         self._observed = self._mutated = 0
         self.witness: Witness | None = None
         self.guard: Guard | None = None
+        self.opens_heard = True
+        """False: the kernel opens files by itself, so that reads and writes come by inode and are judged each."""
         self.waits = False
         """Whether the guard may let an operation wait, on whatever volume."""
         self.rules_changed: Callable[[], None] = lambda: None

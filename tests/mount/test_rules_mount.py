@@ -55,7 +55,8 @@ class Ruled:
         self.world.vfsd("mount", "--config", self.file, "--engine", self.engine, self.mp)
 
     def write(self, rules: str) -> None:
-        head = f'[routes."/"]\nkind = "state"\nlocation = "{self.world.base}/root"\n[routes."/mem/"]\nkind = "memory"\n'
+        head = 'opens = "heard"\n[routes."/mem/"]\nkind = "memory"\n'
+        head += f'[routes."/"]\nkind = "state"\nlocation = "{self.world.base}/root"\n'
         self.file.write_text(head + rules)
 
     def rule(self, rules: str = RULES) -> list[str]:
@@ -341,7 +342,7 @@ def test_a_malformed_file_changes_nothing(ruled: Ruled) -> None:
     ruled.rule()
     ruled.write(RULES + '[[rules]]\noperations = ["read"]\npaths = ["relative"]\n')
     said = ruled.world.refused("rules", "reload")
-    assert "vfsd.toml:18: rule 3: pattern 'relative' must start with '/'" in said and "stay in force" in said
+    assert "vfsd.toml:19: rule 3: pattern 'relative' must start with '/'" in said and "stay in force" in said
     denied((ruled / "secrets/key").read_text)
     ruled.file.write_text("[[rules]\n")
     ruled.world.refused("rules", "reload")
@@ -355,16 +356,16 @@ def test_odd_rules_are_told(ruled: Ruled) -> None:
         '[[rules]]\noperations = ["write"]\npaths = ["/policies/p", "/nowhere/x"]\nmode = "deny"\n'
     )
     assert warnings == [
-        "conflicting rules: '/policies/p' of [deny write /policies/p /nowhere/x (vfsd.toml:9)] never decides a write, "
-        "for [allow write /** (vfsd.toml:6)] matches first",
-        "conflicting rules: '/nowhere/x' of [deny write /policies/p /nowhere/x (vfsd.toml:9)] never decides a write, "
-        "for [allow write /** (vfsd.toml:6)] matches first",
-        "pattern '/nowhere/x' of [deny write /policies/p /nowhere/x (vfsd.toml:9)] matches nothing that is there now",
+        "conflicting rules: '/policies/p' of [deny write /policies/p /nowhere/x (vfsd.toml:10)] never decides a write, "
+        "for [allow write /** (vfsd.toml:7)] matches first",
+        "conflicting rules: '/nowhere/x' of [deny write /policies/p /nowhere/x (vfsd.toml:10)] never decides a write, "
+        "for [allow write /** (vfsd.toml:7)] matches first",
+        "pattern '/nowhere/x' of [deny write /policies/p /nowhere/x (vfsd.toml:10)] matches nothing that is there now",
     ]
     assert ruled.world.vfsd("rules", "reload").stderr.splitlines() == [f"vfsd: warning: {one}" for one in warnings]
     assert "2 warnings" in ruled.world.vfsd("rules", "check", ruled.file).stdout
     listed = ruled.world.vfsd("rules", "list").stdout.splitlines()
-    assert listed[1].split() == ["deny", "write", "/policies/p", "/nowhere/x", "(vfsd.toml:9)"]
+    assert listed[1].split() == ["deny", "write", "/policies/p", "/nowhere/x", "(vfsd.toml:10)"]
 
 
 def test_clients_have_rules_too(ruled: Ruled) -> None:

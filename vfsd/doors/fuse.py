@@ -60,6 +60,9 @@ class Opened(NamedTuple):
 class FuseDoor:
     """``needs_flush(ino)``: some volume wants to hear of each close (none of the embedded ones does)."""
 
+    hears_opens = True
+    """False: the engine answers ENOSYS to OPEN, so that the kernel opens files by itself and tells of no close."""
+
     def __init__(self, vfs: Vfs, *, needs_flush: Callable[[int], bool] | None = None) -> None:
         self.vfs = vfs
         vfs.rules_changed = self.rules_changed
@@ -115,9 +118,10 @@ class FuseDoor:
     def forget(self, ino: int, count: int) -> None:
         self.known.forget(ino, count)
 
-    def listed(self, attr: Attr) -> None:
-        """An entry of a listing went out with its attributes (READDIRPLUS): that counts as a lookup."""
+    def listed(self, attr: Attr) -> bool:
+        """An entry of a listing goes out, with its attributes (READDIRPLUS), which counts as a lookup, unless False."""
         self.known.looked_up(attr.ino)
+        return True
 
     def counters(self) -> dict[str, int]:
         """For status: what the kernel knows, and what it has been told to forget."""

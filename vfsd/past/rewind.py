@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from vfsd.backends.base import Stored
 from vfsd.backends.history import NOW, Extents, Past, Touched
@@ -20,15 +20,16 @@ from vfsd.core.changes import Change, Content, Dentry, Drop, NoDentry, Put, Targ
 class Rewind:
     """``then`` and ``now`` are the volume at the checkpoint and as of the last fold, which must be of this moment.
 
-    ``open_nodes`` maps nodes with an open handle to True when one of them may write; ``is_pinned`` tells of a node the
-    kernel or a handle holds; ``next_node`` is the first free number; ``read`` gives bytes by extents, offset, length.
+    ``is_open`` gives True for a node that is open for writing, False for one open else, or None; ``is_pinned`` tells of
+    a node the kernel or a handle holds; ``next_node`` is the first free number; ``read`` gives bytes by extents, offset
+    and length.
     """
 
     def __init__(
         self,
         then: Past,
         now: Past,
-        open_nodes: Mapping[int, bool],
+        is_open: Callable[[int], bool | None],
         is_pinned: Callable[[int], bool],
         next_node: int,
         time_ns: int,
@@ -37,7 +38,7 @@ class Rewind:
         assert now.epoch == NOW
         self._then = then
         self._now = now
-        self._open = open_nodes
+        self._is_open = is_open
         self._is_pinned = is_pinned
         self._next = next_node
         self._time = time_ns
@@ -75,7 +76,7 @@ class Rewind:
                 self._remove(now)
             return
         changed = now is None or not lives or self._content_differs(then, now)
-        if stat.S_ISREG(then.mode) and changed and node in self._open:
+        if stat.S_ISREG(then.mode) and changed and self._is_open(node) is not None:
             if lives:
                 assert now is not None
                 self._refuse_writer(node)
@@ -90,12 +91,12 @@ class Rewind:
         return then.size != now.size or self._then.map(then.node) != self._now.map(now.node)
 
     def _refuse_writer(self, node: int) -> None:
-        if self._open[node]:
+        if self._is_open(node):
             path = self._now.path(node) or b"a file without a name"
             raise OSError(errno.EBUSY, "it is open for writing and the restore would change it", os.fsdecode(path))
 
     def _remove(self, now: Stored) -> None:
-        if now.node in self._open and stat.S_ISREG(now.mode):
+        if stat.S_ISREG(now.mode):
             self._refuse_writer(now.node)
         if self._is_pinned(now.node):
             self._put(now, now.node, nlink=0)

@@ -29,12 +29,16 @@ class MountpointError(Exception):
 
 
 class Mount(NamedTuple):
-    """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)); ``dev`` is "major:minor"."""
+    """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)); ``dev`` is "major:minor".
+
+    ``id`` is no other mount's in any namespace.
+    """
 
     dev: str
     path: str
     fstype: str
     source: str
+    id: str
 
     @property
     def ours(self) -> bool:
@@ -59,7 +63,7 @@ def mounts(pid: str = "self") -> list[Mount]:
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, (fstype, source) = left.split(" "), right.split(" ")[:2]
-        table.append(Mount(fields[2], _unescape(fields[4]), fstype, _unescape(source)))
+        table.append(Mount(fields[2], _unescape(fields[4]), fstype, _unescape(source), fields[0]))
     return table
 
 
@@ -223,7 +227,7 @@ def holders(path: str, dev: str | None = None) -> list[Holder]:
 
 def _holder(pid: str, path: str, dev: str | None) -> Holder | None:
     what = next((what for what, target in _uses(pid) if target == path or target.startswith(path + "/")), None)
-    if what is None and dev is not None and _namespace(pid) not in (_namespace("self"), None):
+    if what is None and dev is not None and namespace(pid) not in (namespace("self"), None):
         what = next(("mount namespace" for mount in mounts(pid) if mount.dev == dev), None)
     if what is None:
         return None
@@ -234,7 +238,8 @@ def _holder(pid: str, path: str, dev: str | None) -> Holder | None:
     return Holder(int(pid), comm, what)
 
 
-def _namespace(pid: str) -> str | None:
+def namespace(pid: str) -> str | None:
+    """What tells the mount namespace of a process from others, None where that can't be seen."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:

@@ -182,8 +182,12 @@ class Guard(Verdicts):
         return None
 
     def _read(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
-        by_inode = caller.door == "rpc" and not args[0]
+        by_inode = not args[0] and (caller.door == "rpc" or self._never_asked(caller))
         return (self._reads if by_inode else self._reads_opened)(op, caller, ino, args)
+
+    def _never_asked(self, caller: Caller) -> bool:
+        """Whether nobody was asked when what is read or written now was opened."""
+        return caller.door == "fuse" and not self._vfs.opens_heard
 
     def _getxattr(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
         # The kernel itself asks for others (security.capability at a write), which nobody stores here.
@@ -195,6 +199,8 @@ class Guard(Verdicts):
         return self._settle(op, args, caller, [(WRITE, path) for path in self.paths_of(ino)])
 
     def _writes_opened(self, op: str, caller: Caller, ino: int, args: tuple[Any, ...]) -> Waits:
+        if self._never_asked(caller):
+            return self._writes(op, caller, ino, args)
         if self.of_ino(ino) & WRITE_DENY:
             self._settle(op, args, caller, [(WRITE, path) for path in self.paths_of(ino)], False)
         return None

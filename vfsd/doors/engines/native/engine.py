@@ -68,7 +68,7 @@ class NativeEngine:
         self._door = door
         self._mountpoint = mountpoint
         self._started = started
-        self._flush = door.needs_flush is not None
+        self._flush = door.hears_opens and door.needs_flush is not None
         self._handlers = self._table()
         self._tally = door.tally
         self._names = {code: _name(handler) for code, handler in self._handlers.items()}
@@ -237,7 +237,7 @@ class NativeEngine:
 
     def _init(self, unique: int, body: memoryview) -> None:
         try:
-            self.settled, payload = p.negotiate(body, p.WANTED_SHARED if self._door.shared else p.WANTED)
+            self.settled, payload = p.negotiate(body, self._wanted())
         except p.VersionError as e:
             self._reply(unique, errno.EPROTO)
             raise OSError(errno.EPROTO, str(e), self._mountpoint) from None
@@ -246,6 +246,11 @@ class NativeEngine:
             log.info("FUSE 7.%d, flags %#x", self.settled.minor, self.settled.flags)
             transport.read_ahead(self._mountpoint, READ_AHEAD)
             self._started()
+
+    def _wanted(self) -> int:
+        if not self._door.hears_opens:
+            return p.WANTED_UNHEARD
+        return p.WANTED_SHARED if self._door.shared else p.WANTED
 
     # ---- one method an opcode
 
@@ -262,6 +267,8 @@ class NativeEngine:
             p.FALLOCATE: self._fallocate, p.LSEEK: self._lseek, p.COPY_FILE_RANGE: self._copy_file_range,
             p.COPY_FILE_RANGE_64: self._copy_file_range_64, p.SYNCFS: self._syncfs, p.STATX: self._statx,
         }  # fmt: skip
+        if not self._door.hears_opens:
+            del table[p.OPEN]  # answered ENOSYS, which the kernel remembers for the whole connection
         if self._flush:
             # Without it FLUSH is answered ENOSYS, which the kernel remembers for the whole connection.
             table[p.FLUSH] = self._do_flush
@@ -416,11 +423,10 @@ class NativeEngine:
             one = p.dirent(name, attr.ino, attr.mode, following)
             if len(out) + p.ENTRY_SIZE + len(one) > room:
                 break
-            if following <= 2:  # "." and "..": a nodeid of 0 tells the kernel to take no lookup
+            if following <= 2 or not door.listed(attr):  # a nodeid of 0 tells the kernel to take no lookup
                 out += p.NO_ENTRY
             else:
                 out += p.entry(attr, entry_ttl, door.ttl(attr.ino))
-                door.listed(attr)
             out += one
         return out
 

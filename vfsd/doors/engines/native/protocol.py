@@ -82,8 +82,9 @@ WANTED: Final = (
 """What we ask for. Left out on purpose: WRITEBACK_CACHE (incoherent with a second door), POSIX_LOCKS and FLOCK_LOCKS
 (the kernel's local locks are right, since all lockers go through this kernel), AUTO_INVAL_DATA (drops the page cache
 after our own writes; every foreign change is told instead; see WANTED_SHARED), ASYNC_DIO (pages that were read amid
-an asynchronous direct write stay, and stale: fuse_aio_complete drops none, Linux 6.18). Answering ENOSYS to OPEN
-(NO_OPEN_SUPPORT) would have to drop ATOMIC_O_TRUNC: with no OPEN the truncation would never be asked for."""
+an asynchronous direct write stay, and stale: fuse_aio_complete drops none, Linux 6.18)."""
+
+WANTED_UNHEARD: Final = WANTED & ~ATOMIC_O_TRUNC | NO_OPEN_SUPPORT  # with no OPEN it would never ask to truncate
 
 WANTED_SHARED: Final = WANTED & ~EXPLICIT_INVAL_DATA | AUTO_INVAL_DATA
 """For a tree with files that others change untold (a host directory): the kernel drops pages when size or mtime moved.
