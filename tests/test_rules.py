@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,8 @@ def test_hooks_are_bounded() -> None:
         assert await made(stuck, seconds=0.05, on_failure="allow").check(change) is None
         found = await made(fails).check(change)
         assert found is not None and "ValueError: oops" in found[1]
+        found = await made(lambda mutation: sys.exit("bye")).check(change)
+        assert found is not None and "SystemExit: bye" in found[1]
         assert await made(lambda mutation: None).check(change) is None
         assert await made(lambda mutation: f"no {mutation.op}").check(change) == ("factory:m:f", "no write")
 

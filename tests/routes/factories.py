@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class Dict:
         self.broken = False
 
     def ls(self, path: str) -> Any:
-        self._may_fail()
+        if self._may_fail():
+            return None
         prefix = path.rstrip("/") + "/"
         below = [p for p in self.files if p.startswith(prefix)]
         entries: list[dict[str, Any]] = [
@@ -58,7 +60,8 @@ class Dict:
         return {"error": None, "entries": entries}
 
     def read(self, path: str, offset: int = 0, limit: int = 2000) -> Any:
-        self._may_fail()
+        if self._may_fail():
+            return None
         if path not in self.files:
             return {"error": f"File '{path}' not found"}
         return {"file_data": {"content": self.files[path], "encoding": "utf-8"}}
@@ -70,9 +73,15 @@ class Dict:
         self.files[path] = content
         return {"path": path}
 
-    def _may_fail(self) -> None:
-        if Path(os.environ.get("VFSD_TEST_DIRECTORY", "/nowhere"), "broken").exists():
+    def _may_fail(self) -> bool:
+        """True: it answers with nothing."""
+        broken = Path(os.environ.get("VFSD_TEST_DIRECTORY", "/nowhere"), "broken")
+        how = broken.read_text() if broken.exists() else ""
+        if how == "raises":
             raise RuntimeError("the backend blew up")
+        if how == "exits":
+            sys.exit("the backend blew up")
+        return how == "says nothing"
 
 
 def custom() -> Any:

@@ -116,16 +116,27 @@ def test_a_users_own_class(world: World, there: Path) -> None:
         (m / "hello.txt").unlink()  # it has no delete
 
 
-def test_one_that_raises_takes_nothing_down(world: World, there: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "logged"),
+    [
+        ("raises", "the backend blew up"),
+        ("exits", "SystemExit: the backend blew up"),
+        ("says nothing", "answered NoneType, which is no listing"),
+    ],
+)
+def test_one_that_fails_takes_nothing_down(how: str, logged: str, world: World, there: Path) -> None:
     m = world.mount("/b/=backend:factory:factories:custom")
     assert (m / "b" / "hello.txt").read_text() == "hello\n"
-    (there / "broken").touch()
-    with pytest.raises(OSError, match="Input/output error"), open(m / "b" / "x.txt", "w") as file:
-        file.write("x")
+    (there / "broken").write_text(how)
+    if how != "says nothing":  # which a write may
+        with pytest.raises(OSError, match="Input/output error"), open(m / "b" / "x.txt", "w") as file:
+            file.write("x")
+    with Client(socket=world.socket()) as client:
+        assert tools.read(client, "/b/sub/inner.txt").error is not None
     with pytest.raises(OSError, match="Input/output error"):
         os.listdir(m / "b" / "sub")
     (m / "beside").write_text("works")
-    assert "the backend blew up" in world.log()
+    assert logged in world.log()
     (there / "broken").unlink()
     wait_until(lambda: os.listdir(m / "b" / "sub") == ["inner.txt"], 5)
 

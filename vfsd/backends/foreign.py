@@ -108,7 +108,13 @@ class ForeignRemote:
             raise fail(errno.EILSEQ, "a name in a backend must be UTF-8") from None
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Call a method, or its async twin; NotImplementedError when it has neither."""
+        """Call a method, or its async twin; NotImplementedError when it has neither. One that exits has failed."""
+        try:
+            return self._call(method, *args)
+        except SystemExit as exc:
+            raise RemoteError(f"SystemExit: {exc}") from exc
+
+    def _call(self, method: str, *args: Any) -> Any:
         function = getattr(self._backend, method, None)
         if callable(function):
             try:
@@ -131,6 +137,8 @@ class ForeignRemote:
             entries, error = result, None
         if error:
             refuse(str(error))
+        if entries is None and not (hasattr(result, "entries") or isinstance(result, Mapping)):
+            raise RemoteError(f"ls {path} answered {type(result).__name__}, which is no listing")
         prefix = path.rstrip("/") + "/"
         found: dict[bytes, Found] = {}
         unsized: list[bytes] = []
@@ -184,7 +192,9 @@ class ForeignRemote:
                 return Found(path, False, len(result.encode()), 0, None, result.encode())
             if _field(result, "error"):
                 refuse(str(_field(result, "error")))
-            data = _field(result, "file_data") or {}
+            data = _field(result, "file_data")
+            if not isinstance(data, Mapping):
+                raise RemoteError(f"{text}: no content in the answer")
             content = data.get("content", "")
             if data.get("encoding") == "base64":
                 raw = base64.b64decode(content)

@@ -72,7 +72,7 @@ def build_hook(spec: HookSpec) -> Hook:
         sys.path.append(str(spec.home))
     try:
         made = getattr(importlib.import_module(module_name), name)()
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise ValueError(f"hook {spec.call}: {type(exc).__name__}: {exc}") from exc
     if not callable(made):
         raise ValueError(f"hook {spec.call}: it made {type(made).__name__}, which can't be called")
@@ -106,7 +106,7 @@ class Hooks:
                 # Left to itself when late: a thread can't be ended, and it holds its place until it does end.
                 reason = await trio.to_thread.run_sync(hook, mutation, abandon_on_cancel=True, limiter=self._threads)
                 return None if reason is None or reason is True else str(reason) or "no reason given"
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 problem = f"{type(exc).__name__}: {exc}"
         log.error("hook %s: %s, before %s of %s", spec.call, problem, mutation.op, ", ".join(mutation.paths))
         return None if spec.on_failure == "allow" else f"the hook failed ({problem})"
