@@ -16,7 +16,7 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
@@ -24,13 +24,17 @@ from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 import trio
 
 from vfsd.core import acl
-from vfsd.core.types import PATH_MAX, Attr, Caller, SetAttr
+from vfsd.core.changes import Laid
+from vfsd.core.types import NODE_BITS, PATH_MAX, Attr, Caller, SetAttr
 from vfsd.vfs import Vfs
 
 READ, WRITE, SEARCH = 4, 2, 1
 
 _SYMLINKS_MAX = 40
 """Symlinks followed in one walk before ELOOP (Linux MAXSYMLINKS)."""
+
+LARGE = 1 << 20
+"""Bytes of content from which on it is made ready in a thread, whose hop then is the less."""
 
 _SLICE_S = 0.003
 _CHUNK = 1000
@@ -232,7 +236,7 @@ class Paths:
     async def write_file(
         self,
         path: bytes,
-        data: bytes,
+        data: bytes | Sequence[bytes],
         caller: Caller,
         *,
         expect: int | None = None,
@@ -240,43 +244,79 @@ class Paths:
         perm: int = 0o644,
         exclusive: bool = False,
     ) -> tuple[bool, Attr]:
-        """Make ``data`` the content of ``path`` in one commit: (whether the file is new, its attributes).
+        """Make ``data``, or its pieces, the content of ``path`` in one commit: (whether the file is new, attributes).
 
         A file that is there keeps its ino, mode and links; through a symlink its target is written. ``expect``: the
         xxh3_64 of the content the caller knows; ESTALE when it is another, ENOENT when there is no file. ``exclusive``:
         EEXIST when there is one. ``parents``: make missing directories.
         """
-        while True:
-            make = 0o755 if parents and expect is None else None
-            place = await self.walk(path, caller, make=make)
-            attr = place.attr
-            if attr is not None:
-                if exclusive:
-                    fail(errno.EEXIST)
-                if attr.mode & 0o170000 != stat.S_IFREG:
-                    fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
-                need(self.vfs, caller, attr, WRITE)
+        pieces = [data] if isinstance(data, bytes) else data
+        content: bytes | Laid = data if isinstance(data, bytes) else b""
+        large = sum(map(len, pieces)) > LARGE or content is not data
+        prepared = -1
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                make = 0o755 if parents and expect is None else None
+                place = await self.walk(path, caller, make=make)
+                attr = place.attr
+                if attr is not None:
+                    if exclusive:
+                        fail(errno.EEXIST)
+                    if attr.mode & 0o170000 != stat.S_IFREG:
+                        fail(errno.EISDIR if stat.S_ISDIR(attr.mode) else errno.EINVAL)
+                    need(self.vfs, caller, attr, WRITE)
+                else:
+                    if expect is not None:
+                        fail(errno.ENOENT)
+                    if path.endswith((b"/", b"/.")):
+                        fail(errno.EISDIR)
+                    need(self.vfs, caller, place.parent, WRITE | SEARCH)
+                ino = place.parent.ino if attr is None else attr.ino
+                compare = expect is not None and attr is not None and attr.size > LARGE
+                if prepared < 0 and (large or compare):
+                    # Others have their turn meanwhile, so that all is to be looked at again.
+                    prepared = ino >> NODE_BITS
+                    content = await stack.enter_async_context(self._preparing(ino, pieces, compare))
+                    continue
+                if prepared not in (-1, ino >> NODE_BITS):
+                    fail(errno.ESTALE)
+                if attr is not None:
+                    return False, await self._replace(attr, content, caller, expect)
                 try:
-                    attr = await self.vfs.replace(attr.ino, data, caller, expect)
-                    if caller.uid and attr.mode & 0o6000:
-                        attr = await self.vfs.setattr(attr.ino, SetAttr(clear_suid=True), caller)
-                    return False, attr
-                except OSError as exc:
-                    if exc.errno == errno.ESTALE and expect is not None:
-                        raise OSError(errno.ESTALE, "changed since it was read") from None
-                    raise
-            if expect is not None:
-                fail(errno.ENOENT)
-            if path.endswith((b"/", b"/.")):
-                fail(errno.EISDIR)
-            need(self.vfs, caller, place.parent, WRITE | SEARCH)
-            try:
-                perm = self._perm(place.parent, perm)
-                return True, await self.vfs.create_file(place.parent.ino, place.name, perm, data, caller)
-            except FileExistsError:
-                # Only where this had to wait: someone else made it meanwhile, so overwrite that.
-                if exclusive or (self.vfs.is_inline(place.parent.ino) and not self.vfs.waits):
-                    raise
+                    perm = self._perm(place.parent, perm)
+                    return True, await self.vfs.create_file(place.parent.ino, place.name, perm, content, caller)
+                except FileExistsError:
+                    # Only where this had to wait: someone else made it meanwhile, so overwrite that.
+                    if exclusive or (self.vfs.is_inline(place.parent.ino) and not self.vfs.waits):
+                        raise
+
+    @contextlib.asynccontextmanager
+    async def _preparing(self, ino: int, pieces: Sequence[bytes], compare: bool) -> AsyncIterator[bytes | Laid]:
+        """Content for one ``replace`` of the ino (with ``expect`` if ``compare``) or ``create_file`` in it, inside.
+
+        Where a commit is made inline, what takes long in it is done beforehand, in a thread. ENOSPC, EIO.
+        """
+        volume = self.vfs.table.volumes[ino >> NODE_BITS]
+        async with contextlib.AsyncExitStack() as stack:
+            content: bytes | Laid
+            if volume.inline and hasattr(volume, "laying"):
+                if compare:
+                    await stack.enter_async_context(volume.comparing(ino))
+                content = await stack.enter_async_context(volume.laying(pieces))
+            else:
+                content = b"".join(pieces)
+            yield content
+
+    async def _replace(self, attr: Attr, content: bytes | Laid, caller: Caller, expect: int | None) -> Attr:
+        try:
+            attr = await self.vfs.replace(attr.ino, content, caller, expect)
+        except OSError as exc:
+            if exc.errno == errno.ESTALE and expect is not None:
+                raise OSError(errno.ESTALE, "changed since it was read") from None
+            raise
+        if caller.uid and attr.mode & 0o6000:
+            attr = await self.vfs.setattr(attr.ino, SetAttr(clear_suid=True), caller)
+        return attr
 
     def _perm(self, parent: Attr, perm: int) -> int:
         """A default access control list takes the place of the umask that tools have, 022."""

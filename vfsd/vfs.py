@@ -16,6 +16,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from vfsd.core import acl
+from vfsd.core.changes import Laid
 from vfsd.core.plans import RENAME_EXCHANGE, fail
 from vfsd.core.types import DAEMON, NODE_BITS, ROOT_NODE, Attr, Caller, DirEntry, SetAttr, StatFs
 from vfsd.core.xattrs import unfit
@@ -395,12 +396,12 @@ class Vfs:
         written: int = await self._mutate("write", caller, ino, fh, offset, data, caller, append, clear_suid)
         return written
 
-    async def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Attr:
+    async def replace(self, ino: int, data: bytes | Laid, caller: Caller, expect: int | None = None) -> Attr:
         """The whole content anew in one commit; ESTALE unless xxh3_64 of the present content is ``expect``."""
         attr: Attr = await self._mutate("replace", caller, ino, data, caller, expect)
         return attr
 
-    async def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Attr:
+    async def create_file(self, parent: int, name: bytes, perm: int, data: bytes | Laid, caller: Caller) -> Attr:
         """A new regular file with its content in one commit; EEXIST."""
         self._refuse_overlaid(parent, name, errno.EEXIST, "create_file", caller, parent, name)
         attr: Attr = await self._mutate("create_file", caller, parent, name, perm, data, caller)

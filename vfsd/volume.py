@@ -8,19 +8,21 @@ All methods take full inos; each raises OSError.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+import trio
 import xxhash
 
 from vfsd.backends.base import Backend
 from vfsd.core import plans, xattrs
 from vfsd.core.acl import ACCESS, DEFAULT
-from vfsd.core.changes import Change, Content, Put, Reserve, Write, Zero
+from vfsd.core.changes import Change, Content, Laid, Put, Reserve, Write, Zero
 from vfsd.core.handles import Handles
 from vfsd.core.plans import fail
 from vfsd.core.tree import Node
@@ -43,6 +45,13 @@ _COPY_PIECE = 1 << 20
 _CONTENTS = frozenset((Write, Zero, Reserve, Content))
 FIRST_OFFSET = 3
 """Offset of a listing's first entry; 1 and 2 belong to ``.`` and ``..``."""
+
+
+def _digest(read: Callable[[int, int], bytes], size: int) -> int:
+    whole = xxhash.xxh3_64()
+    for at in range(0, size, _COPY_PIECE):
+        whole.update(read(at, min(_COPY_PIECE, size - at)))
+    return whole.intdigest()
 
 
 class TreeVolume(Residency):
@@ -69,6 +78,8 @@ class TreeVolume(Residency):
         self.kind = backend.kind
         self.read_only = False
         self.commits = 0
+        self._digests: dict[int, object] = {}
+        """Node -> xxh3_64 of its content as it is, or what stands for one that is being worked out."""
         self._grown_blocks = backend.allocated()
         self._feed = feed
         self._clock = clock
@@ -101,6 +112,9 @@ class TreeVolume(Residency):
                     blocks = backend.blocks(node.id)
                     self._grown_blocks += blocks - node.blocks
                     node.blocks = blocks
+        if self._digests:
+            for c in changes:
+                self._digests.pop(c.node, None)
         self.commits += 1
         self._feed.publish(self.base, caller, op, changes)
 
@@ -313,20 +327,60 @@ class TreeVolume(Residency):
             self._commit(caller, "write", plans.write(node, offset, data, now, clear_suid=clear_suid, member=member))
         return len(data)
 
-    def replace(self, ino: int, data: bytes, caller: Caller, expect: int | None = None) -> Node:
+    def replace(self, ino: int, data: bytes | Laid, caller: Caller, expect: int | None = None) -> Node:
         """The whole content anew in one commit; keeps ino, mode and links.
 
         ESTALE when xxh3_64 of the present content is not ``expect``.
         """
         node = self._node(ino)
-        if expect is not None and xxhash.xxh3_64_intdigest(self.read(ino, 0, 0, node.size)) != expect:
-            raise fail(errno.ESTALE)
+        if expect is not None:
+            digest = self._digests.get(node.id)
+            if type(digest) is not int:
+                digest = xxhash.xxh3_64_intdigest(self.read(ino, 0, 0, node.size))
+            if digest != expect:
+                raise fail(errno.ESTALE)
         self._commit(caller, "write", plans.replace(node, data, self._clock()))
         return node
 
-    def create_file(self, parent: int, name: bytes, perm: int, data: bytes, caller: Caller) -> Node:
+    def create_file(self, parent: int, name: bytes, perm: int, data: bytes | Laid, caller: Caller) -> Node:
         """A new regular file with its content in one commit; EEXIST."""
         return self._make("create", parent, name, stat.S_IFREG | (perm & 0o7777), caller, data=data)
+
+    @contextlib.asynccontextmanager
+    async def laying(self, pieces: Sequence[bytes]) -> AsyncIterator[bytes | Laid]:
+        """Large content made ready in a thread, for one ``replace`` or ``create_file`` inside.
+
+        Where there is no room it is as it was, for a commit makes some. Raises EIO.
+        """
+        laid = self.backend.begin(pieces)
+        try:
+            content: bytes | Laid = laid
+            try:
+                await trio.to_thread.run_sync(self.backend.lay, laid)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                self.backend.leave(laid)
+                content = bytes(laid)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            yield content
+        finally:
+            self.backend.leave(laid)
+
+    @contextlib.asynccontextmanager
+    async def comparing(self, ino: int) -> AsyncIterator[None]:
+        """Inside, ``replace`` knows what a large content is hashed to, from a thread, unless it changed since."""
+        node = self._node(ino)
+        own = self._digests[node.id] = object()
+        read, size = self.backend.contents(node.id), node.size
+        try:
+            digest = await trio.to_thread.run_sync(_digest, read, size)
+            if self._digests.get(node.id) is own:
+                self._digests[node.id] = own = digest
+            yield
+        finally:
+            if self._digests.get(node.id) is own:
+                del self._digests[node.id]
 
     def fallocate(self, ino: int, fh: int, mode: int, offset: int, length: int, caller: Caller) -> None:
         node = self._node(ino)

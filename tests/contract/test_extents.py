@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vfsd.backends.extents import BLOCK, Extent, ExtentFile, Row
+from vfsd.core.changes import Laid
 
 NODES = st.integers(1, 3)
 OFFSETS = st.integers(0, 40_000) | st.integers(0, 10).map(lambda n: n * BLOCK)
@@ -50,6 +51,9 @@ class Extents(RuleBasedStateMachine):
         """Blocks freed by ended edits and not released: a lost commit could still show them."""
         self.drained: list[tuple[int, int]] = []
         self.filler = 0
+        self.laid: Laid | None = None
+        self.taken = False
+        """What is laid is in a map, by an edit that has not ended."""
 
     def _fetch(self, node: int) -> list[Extent]:
         return sorted(self.stored.get(node, {}).values())
@@ -91,6 +95,29 @@ class Extents(RuleBasedStateMachine):
         content, whole = self.now[node], -(-offset // BLOCK) * BLOCK
         content.put(whole, bytes(SPAN - whole))
         content.known[offset:whole] = bytes(whole - offset)
+
+    @rule(lengths=st.lists(LENGTHS, min_size=1, max_size=3))
+    def lay(self, lengths: list[int]) -> None:
+        """Beforehand, and between the edits of others."""
+        if self.laid is None:
+            self.laid = self.file.begin([self._fill(length) for length in lengths])
+            self.file.lay(self.laid)
+
+    @rule(node=NODES)
+    def take_laid(self, node: int) -> None:
+        if self.laid is None or not self.laid.runs or self.taken or node in self.dropped:
+            return
+        self.file.write(node, 0, self.laid)
+        self.now[node].put(0, bytes(self.laid) + bytes(SPAN - len(self.laid)))
+        tail = slice(len(self.laid), len(self.laid) + -len(self.laid) % BLOCK)
+        self.now[node].known[tail] = bytes(-len(self.laid) % BLOCK)
+        self.taken = True
+
+    @rule()
+    def leave(self) -> None:
+        if self.laid is not None and not self.taken:
+            self.file.leave(self.laid)
+            self.laid = None
 
     @rule(node=NODES, offset=OFFSETS, length=LENGTHS)
     def reserve(self, node: int, offset: int, length: int) -> None:
@@ -134,6 +161,7 @@ class Extents(RuleBasedStateMachine):
 
     def _settled(self) -> None:
         self.dropped = set()
+        self.taken = False
         self.before = {n: c.copy() for n, c in self.now.items()}
         self.used_before = self._used()
         rows: list[Row] = self.file.rows
@@ -188,6 +216,10 @@ class Extents(RuleBasedStateMachine):
         for (a, n), (b, _) in itertools.pairwise(free):
             assert a + n < b, "neighbours are joined, and none overlap"
         used = {disk + i for m in (1, 2, 3) for _, n, disk, _ in self.file.map(m).extents for i in range(0, n, BLOCK)}
+        if self.laid is not None and not self.taken:
+            laid = {start + i for start, n in self.laid.runs for i in range(0, n, BLOCK)}
+            assert not used & laid
+            used |= laid
         for start, n in free:
             assert not used & set(range(start, start + n, BLOCK))
             assert not self.waiting & set(range(start, start + n, BLOCK))

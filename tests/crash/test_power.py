@@ -64,6 +64,19 @@ def write(path: str, data: bytes) -> Step:
     return now(lambda m: m.write(path, data))
 
 
+def lay(path: str, *pieces: bytes) -> Step:
+    """The same of large content, whose blocks are written before the commit."""
+
+    async def act(mount: Mount) -> None:
+        async with mount.root.laying(pieces) as content:
+            try:
+                mount.root.replace(mount.find(path).ino, content, ME)
+            except FileNotFoundError:
+                mount.root.create_file(mount.root.root_ino, path[1:].encode(), 0o644, content, ME)
+
+    return Step(act)
+
+
 def pwrite(path: str, offset: int, data: bytes) -> Step:
     return now(lambda m: m.root.write(m.find(path).ino, 0, offset, data, ME))
 
@@ -207,6 +220,28 @@ PAST: list[Step] = [
     drop("two"),
     write("/h", b"h" * 60_000),
 ]
+
+LAID: list[Step] = [
+    write("/a", b"a" * 30_000),
+    lay("/b", b"b" * 20_001, b"B" * 20_000),
+    sync,
+    create("one"),
+    pwrite("/a", 5000, b"in a block of its own"),
+    pwrite("/a", 20_000, b"in another"),
+    unlink("/a"),
+    sync,
+    lay("/c", b"c" * 30_000, b"C" * 10),
+    lay("/b", b"new" * 20_000),
+    sync,
+    lay("/c", b"d" * 50_000),
+    restore("one"),
+    lay("/b", b"e" * 100_000),
+    maintain,
+    unlink("/b"),
+    drop("one"),
+    lay("/f", b"f" * 60_000),
+]
+"""Among them: blocks that the journal has bytes of, free again before it is emptied, taken by what is laid."""
 
 Ranges = dict[int, list[tuple[int, int]]]
 
@@ -361,9 +396,10 @@ def cut_power(session: Session, stride: int, seed: int) -> int:
     return done
 
 
-@pytest.fixture(scope="module", params=["files", "past"])
+@pytest.fixture(scope="module", params=["files", "past", "laid"])
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    return Session(tmp_path_factory.mktemp("power"), FILES if request.param == "files" else PAST)
+    steps = {"files": FILES, "past": PAST, "laid": LAID}[request.param]
+    return Session(tmp_path_factory.mktemp("power"), steps)
 
 
 @pytest.mark.slow

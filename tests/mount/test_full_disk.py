@@ -16,7 +16,7 @@ import pytest
 from daemons import EXPECTED_WARNINGS, Daemon
 from trees import ENGINES, watched
 
-from vfsd.backends.extents import host_fallocate
+from vfsd.backends.fallocate import host_fallocate
 
 pytestmark = pytest.mark.timeout(180)
 

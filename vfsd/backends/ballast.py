@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vfsd.backends.extents import host_fallocate
+from vfsd.backends.fallocate import host_fallocate
 from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Reserve, Write, Zero
 
 _BYTES = 4 << 20

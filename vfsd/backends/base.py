@@ -7,10 +7,10 @@ death of the daemon (of the machine after ``sync``) as far as the kind of route 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from vfsd.core.changes import Change, rdev
+from vfsd.core.changes import Change, Laid, rdev
 from vfsd.core.types import StatFs
 
 
@@ -90,6 +90,19 @@ class Backend(Protocol):
 
     def blocks(self, node: int) -> int:
         """Units of 512 bytes allocated to a node's content."""
+
+    def begin(self, pieces: Sequence[bytes]) -> Laid:
+        """Room for content that ``lay`` is to put there before a commit; ``leave`` must follow."""
+
+    def lay(self, laid: Laid) -> None:
+        """Put it there; for any thread. Raises OSError."""
+
+    def leave(self, laid: Laid) -> None:
+        """What no commit took is given up."""
+
+    def contents(self, node: int) -> Callable[[int, int], bytes]:
+        """What reads, by offset and length and in any thread, the content that the node has at this call, for as long
+        as nothing changes it."""
 
     def commit(self, changes: Sequence[Change]) -> None:
         """Make all changes so, or raise OSError and none."""

@@ -18,14 +18,16 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from vfsd.backends.durable import Durable, lost
+from vfsd.backends.fallocate import host_fallocate
 from vfsd.backends.freespace import BLOCK, FreeSpace, joined
+from vfsd.backends.laying import Laying
+from vfsd.core.changes import Laid
 
 _MAPS = 25_000
 """Maps that ``forget_maps`` leaves in memory: some 300 bytes each."""
@@ -41,16 +43,6 @@ The epoch is the one the blocks were given out in; see ``ExtentFile.frozen``."""
 
 Row = tuple[int, int, int | None, int | None, int | None]
 """(node, offset, length, disk, epoch): the map row that now stands; length None where it is gone."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-
-def host_fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """fallocate(2) with a mode, which os.posix_fallocate lacks. Raises OSError."""
-    if _libc.fallocate(fd, mode, offset, length):
-        err = ctypes.get_errno()
-        raise OSError(err, os.strerror(err))
 
 
 class FileMap:
@@ -71,7 +63,7 @@ class FileMap:
         return i
 
 
-class ExtentFile:
+class ExtentFile(Laying):
     """File contents over one host descriptor.
 
     ``fetch(node)`` gives the stored extents of a file whose map is not in memory; ``keeps(node)`` is true while the
@@ -96,6 +88,7 @@ class ExtentFile:
         self._taken: list[tuple[int, int]] = []
         self._freed: list[tuple[int, int]] = []
         self._dropped: list[int] = []
+        self._laid: list[Laid] = []
         self._let_go: list[tuple[int, int]] = []
         self._withheld: list[tuple[int, int]] = []
         """Runs that only the checkpoint being dropped still shows."""
@@ -163,6 +156,11 @@ class ExtentFile:
             i += 1
         return bytes(out)
 
+    def contents(self, node: int) -> Callable[[int, int], bytes]:
+        """What reads the content by the map as it is now; for any thread."""
+        file = FileMap(list(self.map(node).extents))
+        return lambda offset, length: self.read_map(file, offset, length)
+
     def seek(self, node: int, size: int, offset: int, hole: bool) -> int | None:
         """lseek(2) SEEK_HOLE or SEEK_DATA below ``size``; None when there is no data (ENXIO)."""
         return self.seek_map(self.map(node), size, offset, hole)
@@ -187,6 +185,8 @@ class ExtentFile:
             self._withheld += self._let_go
             for node in self._dropped:
                 self._maps.pop(node, None)
+            for laid in self._laid:
+                laid.runs = []
         else:
             for file, i, n, old in reversed(self._undo):
                 file.used += sum(e[1] for e in old) - sum(e[1] for e in file.extents[i : i + n])
@@ -199,6 +199,7 @@ class ExtentFile:
             self._freed = []
             self._let_go = []
             self._dropped = []
+            self._laid = []
             self.rows = []
         if self.patches:
             self.patches = []
@@ -282,11 +283,14 @@ class ExtentFile:
         except OSError:
             return
 
-    def write(self, node: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, node: int, offset: int, data: bytes | bytearray | memoryview | Laid) -> None:
         """Store ``data`` at ``offset``: in place where mapped and not frozen, else in new blocks.
 
         Raises OSError (ENOSPC, EIO); the caller then ends with ok=False.
         """
+        if isinstance(data, Laid):
+            self._take_laid(node, data)
+            return
         length = len(data)
         if not length:
             return
@@ -338,6 +342,16 @@ class ExtentFile:
             new.append((last, start + size - last, disk + last - start, epoch))
         self._splice(file, node, i, i + 1, new)
         self._unmap(disk + first - start, last - first, epoch)
+
+    def _take_laid(self, node: int, laid: Laid) -> None:
+        """Give the file what was laid, in place of all it has."""
+        self.zero(node, 0, None)
+        self._splice(self.map(node), node, 0, 0, self._extents(0, laid.runs))
+        self._laid.append(laid)
+        self.file.reached(max((start + n for start, n in laid.runs), default=0))
+        for block in sorted(self._logged | self._logged_before):
+            if any(start <= block < start + n for start, n in laid.runs):
+                self._log(memoryview(os.pread(self.fd, BLOCK, block)), block, BLOCK)
 
     def _put(self, offset: int, parts: list[bytes | memoryview], keep: tuple[bool, bool]) -> list[Extent]:
         """Write ``parts``, whole blocks together, to new blocks; returns those as extents from ``offset``.

@@ -19,7 +19,7 @@ import msgpack
 import xxhash
 
 from vfsd.backends.durable import Durable
-from vfsd.backends.extents import host_fallocate
+from vfsd.backends.fallocate import host_fallocate
 
 _HEAD = struct.Struct("<IIQ")
 _MAX_PAYLOAD = 1 << 30

@@ -30,6 +30,8 @@ class MemoryBackend:
         self._nodes: set[int] = set()
         self.read = self._data.read
         self.seek = self._data.seek
+        self.begin, self.lay, self.leave = self._data.begin, self._data.lay, self._data.leave
+        self.contents = self._data.contents
 
     def root(self) -> Stored | None:
         return None

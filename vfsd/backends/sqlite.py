@@ -102,10 +102,9 @@ class SqliteBackend(Loading, Reads):
             self._connect_alone(error)
         undo.callback(lambda: self._db.close())
         self._data = ExtentFile(fd, self._fetch, self.keeps)
-        self.read = self._data.read
-        self.seek = self._data.seek
-        self.forget_maps = self._data.forget_maps
-        self.new = self._data.new
+        self.read, self.seek, self.contents = self._data.read, self._data.seek, self._data.contents
+        self.begin, self.lay, self.leave = self._data.begin, self._data.lay, self._data.leave
+        self.forget_maps, self.new = self._data.forget_maps, self._data.new
         self._find_free_space()
         self._data.freeze(history.newest(self._db))
         youngest = self._execute("SELECT coalesce(max(epoch), 1) FROM extent").fetchone()[0]

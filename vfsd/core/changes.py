@@ -77,12 +77,30 @@ class Xattr(NamedTuple):
     value: bytes | None
 
 
+class Laid:
+    """A file's whole content that the backend has in blocks of no file yet, to be all that a Write gives it."""
+
+    __slots__ = ("pieces", "runs", "size")
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self.size = sum(map(len, pieces))
+        self.runs: list[tuple[int, int]] = []
+        """(start, length) in the backend's place; none once a file has them."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces)
+
+
 class Write(NamedTuple):
     """The bytes of ``node`` from ``offset`` are ``data``."""
 
     node: int
     offset: int
-    data: bytes | bytearray | memoryview
+    data: bytes | bytearray | memoryview | Laid
 
 
 class Zero(NamedTuple):

@@ -14,7 +14,20 @@ from collections.abc import Sequence
 from functools import cache
 
 from vfsd.core import acl
-from vfsd.core.changes import Change, Dentry, Drop, NoDentry, Put, Reserve, Target, Write, Xattr, Zero, is_device
+from vfsd.core.changes import (
+    Change,
+    Dentry,
+    Drop,
+    Laid,
+    NoDentry,
+    Put,
+    Reserve,
+    Target,
+    Write,
+    Xattr,
+    Zero,
+    is_device,
+)
 from vfsd.core.tree import Node, Tree
 from vfsd.core.types import DAEMON, FILE_MAX, LINK_MAX, NAME_MAX, SYMLINK_MAX, Caller, SetAttr
 
@@ -82,7 +95,7 @@ def make(
     *,
     rdev: int = 0,
     target: bytes | None = None,
-    data: bytes | None = None,
+    data: bytes | Laid | None = None,
     default: bytes | None = None,
 ) -> list[Change]:
     """A new node under ``name``: open(O_CREAT), mkdir, mknod, symlink. It gets number ``tree.next_node``.
@@ -399,7 +412,7 @@ def write(
     return changes
 
 
-def replace(node: Node, data: bytes | bytearray | memoryview, now: int) -> list[Change]:
+def replace(node: Node, data: bytes | bytearray | memoryview | Laid, now: int) -> list[Change]:
     """The whole content anew, in other blocks than the old, so that a crash shows one or the other."""
     if stat.S_ISDIR(node.mode):
         raise fail(errno.EISDIR)

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import trio
 from xxhash import xxh3_64_intdigest
 
 from vfsd import search
@@ -71,7 +72,7 @@ class Session:
         self.paths = paths
         self.host = host
         self.handles: dict[int, Handle] = {}
-        self.uploads: dict[int, bytearray] = {}
+        self.uploads: dict[int, list[bytes]] = {}
         self.unseen: set[str] = set()
         # Numbers of their own in every connection, so that one from before a reconnect fits nothing.
         self._next = secrets.randbits(48) << 8
@@ -88,12 +89,12 @@ class Session:
             fail(errno.EBADF)
         return handle
 
-    def forget_upload(self, number: int) -> bytearray | None:
+    def forget_upload(self, number: int) -> list[bytes] | None:
         """End an upload and give back its share of what all may hold."""
-        data = self.uploads.pop(number, None)
-        if data is not None:
-            self.host.uploaded -= len(data)
-        return data
+        pieces = self.uploads.pop(number, None)
+        if pieces is not None:
+            self.host.uploaded -= sum(map(len, pieces))
+        return pieces
 
     def end_unseen(self, execute: str) -> None:
         """An execute whose processes have no pid here has ended; nothing for another."""
@@ -233,14 +234,14 @@ async def _before(s: Session, m: Message, caller: Caller) -> None:
         await s.host.checkpoints.before_call(f"{caller.tool or m['op']} {path}", caller.call_id, caller)
 
 
-async def _write(s: Session, m: Message, data: bytes, caller: Caller) -> Message:
+async def _write(s: Session, m: Message, data: bytes | list[bytes], caller: Caller) -> Message:
     expect = m.get("expect")
     if expect is not None and (type(expect) is not int or not 0 <= expect < 1 << 64):
         raise OSError(errno.EINVAL, "'expect' must be a 64-bit xxh3 hash")
     return await _write_over(s, m, data, caller, expect)
 
 
-async def _write_over(s: Session, m: Message, data: bytes, caller: Caller, expect: int | None) -> Message:
+async def _write_over(s: Session, m: Message, data: bytes | list[bytes], caller: Caller, expect: int | None) -> Message:
     await _before(s, m, caller)
     created, attr = await s.paths.write_file(
         want(m, "path", bytes),
@@ -295,7 +296,7 @@ async def upload_begin(s: Session, m: Message, caller: Caller) -> Message:
     if len(s.uploads) >= 8:
         fail(errno.EMFILE)
     number = s.number()
-    s.uploads[number] = bytearray()
+    s.uploads[number] = []
     return {"upload": number}
 
 
@@ -309,9 +310,9 @@ async def upload_piece(s: Session, m: Message, caller: Caller) -> Message:
     if s.host.uploaded + len(data) > MAX_UPLOAD:
         s.forget_upload(number)
         raise OSError(errno.EFBIG, f"more than {MAX_UPLOAD} bytes at once; write it through the mount")
-    held += data
+    held.append(data)
     s.host.uploaded += len(data)
-    return {"size": len(held)}
+    return {"size": sum(map(len, held))}
 
 
 @op
@@ -320,7 +321,16 @@ async def upload_commit(s: Session, m: Message, caller: Caller) -> Message:
     data = s.forget_upload(want(m, "upload", int))
     if data is None:
         fail(errno.EBADF)
-    return await _write(s, m, bytes(data), caller)
+    try:
+        return await _write(s, m, data, caller)
+    finally:
+        # To give that much memory back takes long as well.
+        await trio.to_thread.run_sync(_drop, data)
+
+
+def _drop(pieces: list[bytes]) -> None:
+    while pieces:
+        pieces.pop()
 
 
 @op
