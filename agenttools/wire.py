@@ -223,7 +223,25 @@ class Packed:
         return b"\xdd" + _length.pack(self._count) + b"".join(reversed(self._parts))
 
 
-def _pack_piece(piece: list[Any]) -> bytes:
+class PackedMap(Packed):
+    """The same within a map, as its last value: ``rest`` is the map without it, ``key`` what it is there."""
+
+    __slots__ = ("_key", "_rest")
+
+    def __init__(self, rest: Message, key: str) -> None:
+        super().__init__()
+        self._rest = rest
+        self._key = key
+
+    def whole(self) -> bytes:
+        """The map as msgpack has it, of up to 15 pairs."""
+        rest = _pack_piece(self._rest)
+        if len(self._rest) > 14:
+            raise WireError("a map of more than 15 pairs")
+        return b"%c%b%b%b" % (rest[0] + 1, rest[1:], _pack_piece(self._key), super().whole())
+
+
+def _pack_piece(piece: Any) -> bytes:
     packed: bytes = msgpack.packb(piece, use_bin_type=True, unicode_errors="surrogateescape")
     return packed
 
@@ -243,7 +261,7 @@ class Encoder:
         """
         data = message.get("data")
         for key, value in message.items():
-            if type(value) is Packed:
+            if isinstance(value, Packed):
                 return self._encode_packed(message, key, value.whole())
         if not isinstance(data, Buffer) or len(data) < _VECTOR_MIN or len(message) > 15:
             body = self._pack(message)

@@ -34,6 +34,7 @@ LAYERS = {
     "vfsd.mapped": 4,
     "vfsd.paths": 5,
     "vfsd.search": 5,
+    "vfsd.listing": 5,
     "vfsd.doors": 6,
     "vfsd.daemon": 8,
     "vfsd.process.launch": 8,

@@ -16,6 +16,7 @@ import xxhash
 from makers import KINDS, close_vfs, done, open_vfs
 
 from vfsd.core.types import Caller, SetAttr
+from vfsd.listing import list_page
 from vfsd.paths import Paths
 from vfsd.vfs import Vfs
 
@@ -63,7 +64,7 @@ def chmod(paths: Paths, path: bytes, perm: int, owner: Caller = ROOT) -> None:
 
 
 def names(paths: Paths, path: bytes) -> list[bytes]:
-    return [entry.name for entry in done(paths.list_dir(path, ROOT))]
+    return [entry.name for entry in done(list_page(paths, path, ROOT))[0]]
 
 
 # ---------------------------------------------------------------------- walking
@@ -256,10 +257,9 @@ def test_a_fifo_is_neither_read_nor_written(paths: Paths) -> None:
 def test_list_is_sorted_by_bytes(paths: Paths) -> None:
     for name in (b"b", b"\xff", b"a", "é".encode()):
         write(paths, b"/d/" + name, name)
-    entries = done(paths.list_dir(b"/d", ROOT))
-    assert [entry.name for entry in entries] == [b"a", b"b", "é".encode(), b"\xff"]
-    assert [entry.size for entry in entries] == [1, 1, 2, 1]
-    assert errno_of(paths.list_dir(b"/d/a", ROOT)) == "ENOTDIR"
+    entries = done(list_page(paths, b"/d", ROOT))[0]
+    assert [(entry.name, entry.size) for entry in entries] == [(b"a", 1), (b"b", 1), ("é".encode(), 2), (b"\xff", 1)]
+    assert errno_of(list_page(paths, b"/d/a", ROOT)) == "ENOTDIR"
     assert b"mem" in names(paths, b"/")
 
 
@@ -331,7 +331,7 @@ def test_delete_gives_way_to_others_and_takes_what_they_add(tmp_path: Path) -> N
     turns = [0]
 
     async def other() -> None:
-        while b"d" in [entry.name for entry in await paths.list_dir(b"/", ROOT)]:
+        while b"d" in [entry.name for entry in (await list_page(paths, b"/", ROOT))[0]]:
             turns[0] += 1
             with contextlib.suppress(FileNotFoundError):
                 await paths.write_file(b"/d/s1/late%d" % turns[0], b"", ROOT, parents=False)
@@ -392,7 +392,7 @@ def test_a_directory_needs_search_to_pass_and_read_to_list(owned: Paths) -> None
     chmod(owned, b"/home/alice/file", 0o644, ALICE)
     chmod(owned, b"/home/alice", 0o711, ALICE)
     assert content(owned, b"/home/alice/file", BOB) == b"hers"
-    assert errno_of(owned.list_dir(b"/home/alice", BOB)) == "EACCES"
+    assert errno_of(list_page(owned, b"/home/alice", BOB)) == "EACCES"
     chmod(owned, b"/home/alice", 0o744, ALICE)
     assert errno_of(owned.resolve(b"/home/alice/file", BOB)) == "EACCES"
     assert errno_of(owned.resolve(b"/home/alice/..", BOB)) == "EACCES"
@@ -463,7 +463,7 @@ def host(tmp_path: Path) -> Path:
 OPERATIONS = {
     "read": lambda paths: paths.read_file(b"/d/f", 0, 9, ROOT),
     "stat": lambda paths: paths.resolve(b"/d/f", ROOT),
-    "list": lambda paths: paths.list_dir(b"/d", ROOT),
+    "list": lambda paths: list_page(paths, b"/d", ROOT),
     "write": lambda paths: paths.write_file(b"/d/f", b"written", ROOT),
     "write new": lambda paths: paths.write_file(b"/d/g", b"written", ROOT),
     "open": lambda paths: paths.open(b"/d/f", os.O_RDONLY, 0, ROOT),

@@ -180,7 +180,7 @@ def test_two_clients_editing_at_once_lose_nothing(server: Server) -> None:
 
 
 def test_a_list_of_many_entries_comes_in_pieces(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfsd.doors.rpcops.LIST_BYTES", 1000)
+    monkeypatch.setattr("vfsd.listing.LIST_BYTES", 1000)
     names = [b"%04d" % i for i in range(1000)]
     for name in names:
         client.call("write", path=b"/d/" + name, data=b"")
@@ -193,6 +193,29 @@ def test_a_list_of_many_entries_comes_in_pieces(client: Client, monkeypatch: pyt
         pieces += 1
     assert listed == names
     assert pieces == 4
+
+
+def test_a_list_goes_on_with_what_is_there_by_then(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfsd.listing.LIST_MAX", 700)
+    for i in range(1500):
+        client.call("write", path=b"/d/%04d" % i, data=b"")
+    first = client.call("list", path=b"/d")
+    assert [entry[0] for entry in first["entries"]] == [b"%04d" % i for i in range(700)]
+    client.call("unlink", path=b"/d/1000")
+    client.call("write", path=b"/d/1001", data=b"longer")
+    with Client(server.path) as other:
+        # Who was not told of the page before, and who was.
+        for one in (other, client):
+            second = one.call("list", path=b"/d", **{"continue": first["continue"]})
+            sizes = {entry[0]: entry[2] for entry in second["entries"]}
+            assert b"1000" not in sizes
+            assert sizes[b"1001"] == 6
+            third = one.call("list", path=b"/d", **{"continue": second["continue"]})
+            names = [*sizes, *(entry[0] for entry in third["entries"])]
+            assert names == [b"%04d" % i for i in range(700, 1500) if i != 1000]
+            assert third["more"] is False
 
 
 def test_glob_and_grep(client: Client) -> None:

@@ -211,6 +211,19 @@ def test_a_list_packed_in_pieces_arrives_as_the_list(count: int) -> None:
     assert decoder.next() == {"id": 7, "matches": values, "truncated": False}
 
 
+@pytest.mark.parametrize("count", [0, 1, 16, 3000])
+def test_such_a_list_may_be_in_a_map(count: int) -> None:
+    values = [{"kind": "added", "path": b"%d" % i} for i in range(count)]
+    packed = wire.PackedMap({"a": "x", "total": count}, "changes")
+    left = list(values)
+    while left:
+        packed.take(left, 1700)
+    decoder = Decoder()
+    for part in Encoder().encode({"id": 7, "result": packed, "ok": True}):
+        decoder.receive(bytes(part))
+    assert decoder.next() == {"id": 7, "result": {"a": "x", "total": count, "changes": values}, "ok": True}
+
+
 def test_an_encoder_works_on_after_a_refusal() -> None:
     encoder = Encoder()
     with pytest.raises((TypeError, OverflowError)):

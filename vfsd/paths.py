@@ -17,8 +17,6 @@ import os
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from heapq import merge
-from itertools import islice
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import trio
@@ -37,8 +35,6 @@ LARGE = 1 << 20
 """Bytes of content from which on it is made ready in a thread, whose hop then is the less."""
 
 _SLICE_S = 0.003
-_CHUNK = 1000
-"""Entries of a directory taken at a stretch."""
 
 
 _P = ParamSpec("_P")
@@ -62,15 +58,6 @@ def again_if_stale(
         return await operation(*args, **kwargs)
 
     return twice
-
-
-class Entry(NamedTuple):
-    """One line of a listing."""
-
-    name: bytes
-    mode: int
-    size: int
-    mtime_ns: int
 
 
 class Place(NamedTuple):
@@ -337,28 +324,6 @@ class Paths:
             return await self.vfs.mkdir(parent.ino, name, self._perm(parent, perm), caller)
         except FileExistsError:
             return await self.vfs.lookup(parent.ino, name, caller)
-
-    @again_if_stale
-    async def list_dir(self, path: bytes, caller: Caller) -> list[Entry]:
-        """Everything in directory ``path``, in byte order of the names; ENOTDIR, EACCES."""
-        attr = await self.resolve(path, caller)
-        if not stat.S_ISDIR(attr.mode):
-            fail(errno.ENOTDIR)
-        need(self.vfs, caller, attr, READ | SEARCH)
-        runs: list[list[Entry]] = []
-        entries = iter(await self.vfs.children(attr.ino, caller))
-        while chunk := list(islice(entries, _CHUNK)):
-            runs.append(sorted([Entry(name, found.mode, found.size, found.mtime_ns) for name, found in chunk]))
-            if len(runs) % 2 == 0:
-                await trio.lowlevel.checkpoint()
-        if len(runs) < 2:
-            return runs[0] if runs else []
-        whole: list[Entry] = []
-        merged = merge(*runs)
-        while some := list(islice(merged, _CHUNK)):
-            whole += some
-            await trio.lowlevel.checkpoint()
-        return whole
 
     @again_if_stale
     async def delete(self, path: bytes, caller: Caller, *, recursive: bool = True) -> None:

@@ -188,11 +188,20 @@ class Residency:
                     page[name] = node
             yield sorted(page.items(), key=lambda item: item[0])
 
+    def _held(self, ino: int, names: list[bytes]) -> Entries:
+        """The entries ``names`` of a directory as they are taken; others may change it in between."""
+        for name in names:
+            directory = self._dir(ino)
+            assert directory.children is not None
+            node = directory.children.get(name) or self._entry(directory, name)
+            if node is not None:
+                yield name, node
+
     def children(self, ino: int) -> Entries:
         """All entries, unordered, for searches and listings; those of a large directory as they are taken. ENOTDIR."""
         children = self._to_list(ino)
         if children.complete:
-            return list(children.items())
+            return list(children.items()) if len(children) <= PAGE else self._held(ino, list(children))
         return chain.from_iterable(self._pages(ino))
 
     # -- paths

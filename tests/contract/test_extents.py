@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from vfsd.backends.extents import BLOCK, Extent, ExtentFile, Row
+from vfsd.backends.extents import ExtentFile, Row
+from vfsd.backends.filemap import Extent
+from vfsd.backends.freespace import BLOCK
 from vfsd.core.changes import Laid
 
 NODES = st.integers(1, 3)

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from vfsd.backends.durable import Durable, lost
 from vfsd.backends.fallocate import host_fallocate
+from vfsd.backends.filemap import Extent, FileMap
 from vfsd.backends.freespace import BLOCK, FreeSpace, joined
 from vfsd.backends.laying import Laying
 from vfsd.core.changes import Laid
@@ -36,31 +36,8 @@ _MAPS = 25_000
 _PUNCH = 0x03
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 
-Extent = tuple[int, int, int, int]
-"""(offset in the file, length, offset in the host file, epoch); the first three in bytes, multiples of BLOCK.
-
-The epoch is the one the blocks were given out in; see ``ExtentFile.frozen``."""
-
 Row = tuple[int, int, int | None, int | None, int | None]
 """(node, offset, length, disk, epoch): the map row that now stands; length None where it is gone."""
-
-
-class FileMap:
-    """The extents of one file, sorted by offset, and the bytes they take."""
-
-    __slots__ = ("extents", "used")
-
-    def __init__(self, extents: list[Extent]) -> None:
-        self.extents = extents
-        self.used = sum(e[1] for e in extents) if extents else 0
-
-    def index(self, offset: int) -> int:
-        """Index of the first extent that ends after ``offset``."""
-        extents = self.extents
-        i = bisect_right(extents, (offset, 1 << 62, 0))
-        if i and extents[i - 1][0] + extents[i - 1][1] > offset:
-            return i - 1
-        return i
 
 
 class ExtentFile(Laying):
@@ -472,9 +449,16 @@ class ExtentFile(Laying):
     def restore(self, node: int, extents: list[Extent]) -> None:
         """Give the file the map that a checkpoint has of it."""
         file = self.map(node)
-        for _, n, disk, epoch in file.extents:
+        old = file.extents
+        for _, n, disk, epoch in old:
             self._unmap(disk, n, epoch)
-        self._splice(file, node, 0, len(file.extents), extents)
+        if len(old) == len(extents) == 1 and old[0][0] == extents[0][0]:
+            self._undo.append((file, 0, 1, old))
+            file.extents = extents
+            file.used += extents[0][1] - old[0][1]
+            self.rows.append((node, *extents[0]))
+        else:
+            self._splice(file, node, 0, len(old), extents)
 
     def _pwrite(self, data: bytes | bytearray | memoryview, disk: int) -> None:
         if self._logged or self._logged_before:

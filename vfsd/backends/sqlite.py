@@ -34,7 +34,8 @@ from vfsd.backends import database, history
 from vfsd.backends.ballast import Ballast, deletes
 from vfsd.backends.base import DiskFull, Stored, VolumeError
 from vfsd.backends.database import EXTENT, PATCH, connect, lock_volume
-from vfsd.backends.extents import Extent, ExtentFile
+from vfsd.backends.extents import ExtentFile
+from vfsd.backends.filemap import Extent
 from vfsd.backends.freespace import BLOCK, joined
 from vfsd.backends.history import Checkpoint
 from vfsd.backends.journal import Journal, Rows
@@ -246,6 +247,10 @@ class SqliteBackend(Loading, Reads):
                 self._xattr_nodes.discard(c.node)
                 self._xattrs.pop(c.node, None)
 
+    def revived(self, count: int) -> None:
+        """So many of the nodes of the last commit had been there before."""
+        self._nodes += count
+
     def _note_xattr(self, c: Xattr) -> None:
         values = dict(self.xattrs(c.node))
         if c.value is None:
@@ -265,9 +270,6 @@ class SqliteBackend(Loading, Reads):
             self._fdatasync()
             self._data.punch(runs)
         return True
-
-    def counts(self) -> tuple[int, int]:
-        return self._nodes, os.fstat(self._data.fd).st_blocks * 512
 
     # -- durability
 
@@ -400,14 +402,13 @@ class SqliteBackend(Loading, Reads):
     # -- checkpoints
 
     async def checkpoint(self, name: str, label: str, cause: str, time_ns: int) -> Checkpoint:
-        """Hold the volume as it is at this call. Raises OSError (ENOSPC, EIO, EROFS)."""
-        async with self.busy:
-            with self._holding(name, label, cause, time_ns) as (made, runs, insert):
-                await trio.to_thread.run_sync(self._fold, runs, insert)
-            return made
+        """Hold the volume as it is at this call, by who holds ``busy``. Raises OSError (ENOSPC, EIO, EROFS)."""
+        with self._holding(name, label, cause, time_ns) as (made, runs, insert):
+            await trio.to_thread.run_sync(self._fold, runs, insert)
+        return made
 
     def checkpoint_now(self, name: str, label: str, cause: str, time_ns: int) -> Checkpoint:
-        """``checkpoint`` on the loop, by who holds ``busy``."""
+        """``checkpoint`` on the loop."""
         with self._holding(name, label, cause, time_ns) as (made, runs, insert):
             self._fold(runs, insert)
         return made

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vfsd.backends import database, history
-from vfsd.backends.extents import Extent, ExtentFile, FileMap
+from vfsd.backends.extents import ExtentFile
+from vfsd.backends.filemap import Extent, FileMap
 from vfsd.backends.freespace import BLOCK
 from vfsd.backends.history import Checkpoint, Past, Touched
 from vfsd.core.plans import fail
@@ -76,6 +77,9 @@ class Reads:
     def data_fd(self) -> int:
         """The data file, to read from."""
         return self._data.fd
+
+    def counts(self) -> tuple[int, int]:
+        return self._nodes, os.fstat(self._data.fd).st_blocks * 512
 
     def waste(self) -> int:
         """Bytes of the database file that hold nothing, which only ``compact`` gives back."""

@@ -44,6 +44,7 @@ from agenttools.wire import (
     Encoder,
     Message,
     Packed,
+    PackedMap,
     WireError,
     default_socket,
     error_of,
@@ -373,12 +374,11 @@ class Connection:
             if feed.seq != before and feed.settler is not None:
                 await feed.settled(feed.seq)
         for key in ("matches", "entries"):
-            values = reply.get(key, ())
-            if len(values) > _PIECE_MAX:
-                reply[key] = packed = Packed()
-                while values:
-                    packed.take(values, _PIECE_MAX)
-                    await trio.lowlevel.checkpoint()
+            if len(values := reply.get(key, ())) > _PIECE_MAX:
+                reply[key] = await _packed(values, Packed())
+        if type(changes := (result := reply.get("result", {})).get("changes")) is list and len(changes) > _PIECE_MAX:
+            del result["changes"]
+            reply["result"] = await _packed(changes, PackedMap(result, "changes"))
         return reply
 
     def _hello(self, message: Message) -> Message:
@@ -450,6 +450,13 @@ class Connection:
             if self._drained is not None and self._owed <= OUTBOX_MAX // 2:
                 self._drained.set()
                 self._drained = None
+
+
+async def _packed(values: list[Any], packed: Packed) -> Packed:
+    while values:
+        packed.take(values, _PIECE_MAX)
+        await trio.lowlevel.checkpoint()
+    return packed
 
 
 def _text(message: Message, key: str) -> str:

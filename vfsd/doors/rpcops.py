@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from vfsd import search
 from vfsd.core.types import Attr, Caller
+from vfsd.listing import Rest, list_page
 from vfsd.paths import Paths, fail
 from vfsd.vfs import Vfs
 
@@ -34,10 +35,6 @@ PIECE = 1 << 20
 MAX_PIECE = 8 << 20
 MAX_UPLOAD = 256 << 20
 """The limits of agenttools.wire, which only ``rpc`` may import."""
-
-LIST_MAX = 50_000
-LIST_BYTES = 4 << 20
-"""Entries, and bytes of names, in one reply to ``list``; the next begins after its last name."""
 
 _MISSING: Any = object()
 
@@ -74,6 +71,8 @@ class Session:
         self.handles: dict[int, Handle] = {}
         self.uploads: dict[int, list[bytes]] = {}
         self.unseen: set[str] = set()
+        self.listing: Rest | None = None
+        """Of the directory that was listed last, when that has more to tell."""
         # Numbers of their own in every connection, so that one from before a reconnect fits nothing.
         self._next = secrets.randbits(48) << 8
 
@@ -202,21 +201,13 @@ async def stat_(s: Session, m: Message, caller: Caller) -> Message:
 @op
 async def list_(s: Session, m: Message, caller: Caller) -> Message:
     """{path, continue?: bytes} -> {entries: [[name, mode, size, mtime_ns]...] by name, more, continue?}"""
-    entries = await s.paths.list_dir(want(m, "path", bytes), caller)
+    rest, s.listing = s.listing, None
     after = want(m, "continue", bytes, b"")
-    if after:
-        entries = [entry for entry in entries if entry.name > after]
-    if len(entries) * 256 <= LIST_BYTES:
+    entries, rest = await list_page(s.paths, want(m, "path", bytes), caller, after, rest)
+    if rest is None:
         return {"entries": entries, "more": False}
-    room, count = LIST_BYTES, 0
-    for entry in entries[:LIST_MAX]:
-        room -= len(entry.name)
-        if room < 0:
-            break
-        count += 1
-    if count == len(entries):
-        return {"entries": entries, "more": False}
-    return {"entries": entries[:count], "more": True, "continue": entries[count - 1].name}
+    s.listing = rest
+    return {"entries": entries, "more": True, "continue": rest.after}
 
 
 @op

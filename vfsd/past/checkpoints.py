@@ -26,7 +26,7 @@ from vfsd.backends.history import NOW
 from vfsd.config import CheckpointPolicy
 from vfsd.core.types import DAEMON, NODE_MASK, Caller
 from vfsd.past.fork import fork_volume
-from vfsd.past.goback import GoingBack, Judge, summary
+from vfsd.past.goback import TRIES, GoingBack, Judge, summary
 from vfsd.past.marks import LABEL_MAX, Mark, check_label, find, why_excluded
 from vfsd.past.slots import Part
 from vfsd.past.spans import Span, compare, totals
@@ -139,7 +139,8 @@ class Checkpoints:
         with trio.CancelScope(shield=True):
             try:
                 for prefix, volume in self._volumes.items():
-                    made = await volume.store.checkpoint(mark.id, label, cause, mark.time_ns)
+                    async with volume.store.busy:
+                        made = await volume.store.checkpoint(mark.id, label, cause, mark.time_ns)
                     mark.parts.append(Part(prefix, volume.store, made.epoch, volume.base))
                 if cause != "moment":
                     self._admit(mark, caller)
@@ -364,19 +365,18 @@ class Checkpoints:
             await self._judge(mark, judge)
         before = self._new_mark(f"before {cause} to {mark.id}", cause)
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                for volume in self._volumes.values():
-                    await stack.enter_async_context(volume.store.busy)
-                prepared = await self._back.prepare(mark)
-                # Nothing waits from here on, so that what the new checkpoint has is exactly what the restore changes.
-                plans = self._back.plans(mark, prepared)
-                total = sum(map(len, plans.values()))
-                if not total or (cause == "undo" and not self._back.matters(plans)):
-                    return 0, None
-                for prefix, volume in self._volumes.items():
-                    made = volume.store.checkpoint_now(before.id, before.label, cause, before.time_ns)
-                    before.parts.append(Part(prefix, volume.store, made.epoch, volume.base))
-                self._back.commit(plans, before, caller)
+            for left in reversed(range(TRIES)):
+                async with self._back.alone():
+                    prepared = await self._back.prepare(mark)
+                    plans = self._back.plans(mark, prepared)
+                    total = sum(map(len, plans.values()))
+                    if not total or (cause == "undo" and not self._back.matters(plans)):
+                        return 0, None
+                    # What the new checkpoint has must be exactly what the restore changes.
+                    if await self._back.hold(before, prepared, wait=left > 0):
+                        self._back.commit(plans, before, caller)
+                        break
+                await self._forget(before)
         except OSError:
             await self._forget(before)
             raise

@@ -6,10 +6,13 @@ policies, nor doors.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
+
+import trio
 
 from vfsd.core.changes import Change, Drop, Put, rdev
 from vfsd.core.types import Caller
@@ -19,7 +22,8 @@ from vfsd.routes import RouteTable
 from vfsd.statevolume import Prepared, StateVolume
 
 TRIES = 3
-"""How often a restore is worked out beside a tree that goes on changing, before the mount waits for it."""
+"""How often a restore is worked out, and a checkpoint before it taken, beside a tree that goes on changing, before the
+mount waits for it."""
 
 Plans = Mapping[bytes, list[Change]]
 """What would change, by the prefix of the route."""
@@ -36,19 +40,44 @@ class GoingBack:
         self._table = table
         self._volumes = volumes
 
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Inside, nobody else folds a volume or takes checkpoints of it."""
+        async with contextlib.AsyncExitStack() as stack:
+            for volume in self._volumes.values():
+                await stack.enter_async_context(volume.store.busy)
+            yield
+
+    async def hold(self, before: Mark, prepared: Mapping[bytes, Prepared], *, wait: bool) -> bool:
+        """Make ``before`` a checkpoint of the present, inside ``alone``; False when that is another by now.
+
+        In threads if that may ``wait`` and the plans are those prepared, else the mount waits, and nothing can change.
+        """
+        wait = wait and self._stand(prepared)
+        args = (before.id, before.label, before.cause, before.time_ns)
+        with trio.CancelScope(shield=True):
+            for prefix, volume in self._volumes.items():
+                store = volume.store
+                made = await store.checkpoint(*args) if wait else store.checkpoint_now(*args)
+                before.parts.append(Part(prefix, store, made.epoch, volume.base))
+        return not wait or self._stand(prepared)
+
     async def prepare(self, mark: Mark) -> Mapping[bytes, Prepared]:
-        """Work the plans out in threads, for who holds the volumes' ``store.busy``; for ``plans``, which then need not.
+        """Work the plans out in threads, inside ``alone``; for ``plans``, which then need not.
 
         Again, up to TRIES in all, when something changed meanwhile. Raises OSError.
         """
         for _ in range(TRIES):
             prepared = {p.prefix: await self._volumes[p.prefix].prepare_restore(p.epoch) for p in mark.parts}
-            if all(self._volumes[prefix].stands(plan) for prefix, plan in prepared.items()):
+            if self._stand(prepared):
                 break
         return prepared
 
+    def _stand(self, prepared: Mapping[bytes, Prepared]) -> bool:
+        return all(self._volumes[prefix].stands(plan) for prefix, plan in prepared.items())
+
     def plans(self, mark: Mark, prepared: Mapping[bytes, Prepared]) -> Plans:
-        """For who holds the volumes' ``store.busy``, and until the next commit only.
+        """Inside ``alone``, and until the next commit only.
 
         EBUSY when a file that would change is open for writing, or a directory would go in which a route stands.
         """

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vfsd.backends.base import Stored
-from vfsd.backends.extents import ExtentFile, FileMap
+from vfsd.backends.extents import ExtentFile
+from vfsd.backends.filemap import FileMap
 from vfsd.core.changes import Change, Dentry, NoDentry
 from vfsd.core.plans import fail
 from vfsd.core.types import NAME_MAX, NODE_BITS, NODE_MASK, ROOT_NODE, Caller, DirEntry, StatFs
