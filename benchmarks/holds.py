@@ -54,7 +54,7 @@ class Watch:
 
     def end(self) -> None:
         """Nothing is watched any more."""
-        self._ours.close()
+        self._process.kill()
         self._process.join()
 
 
