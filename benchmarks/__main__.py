@@ -3,10 +3,11 @@
     python -m benchmarks [--rounds 3] [--files 2000] [--mib 256] [--only small,large,programs,tools] [--dir DIRECTORY]
                          [--limit 300] [--awake] [COLUMN ...]
 
-Columns are the host directory, vfsd with each engine, with the native engine also without the audit log (``unaudited``)
-and with a hundred rules (``ruled``), and bindfs, juicefs, rclone, mirage and s3ql where they are installed
-(benchmarks/peers.py). ``--only many`` is the small files' rows with 100,000 files. All is kept below ``--dir``: with
-/dev/shm the host directory is tmpfs. The tables are Markdown; what goes on meanwhile is told on standard error.
+Columns are the host directory, vfsd with each engine, with the native engine also without the audit log
+(``unaudited``), with ``opens = "heard"`` (``heard``) and with a hundred rules (``ruled``), for which opens are heard
+too, and bindfs, juicefs, rclone, mirage and s3ql where they are installed (benchmarks/peers.py). ``--only many`` is the
+small files' rows with 100,000 files. All is kept below ``--dir``: with /dev/shm the host directory is tmpfs. The tables
+are Markdown; what goes on meanwhile is told on standard error.
 
 Times vary with the machine; the ratios are what to compare. On an idle virtual machine a core that halts may take 50
 to 500 us to wake, which is then most of what a request costs to any file system served by a process; with ``--awake``

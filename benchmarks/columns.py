@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import peers
 
-OWN = ("native", "unaudited", "ruled", "pyfuse3")
+OWN = ("native", "unaudited", "heard", "ruled", "pyfuse3")
 """Columns of vfsd itself."""
 MOUNT_S = 120
 """No mount of vfsd comes up or goes down slower."""
@@ -53,7 +53,7 @@ def _vfsd(scratch: Path, engine: str, also: str = "", settings: str = "") -> Ite
     name = f"bench-{engine}{also}"
     point, config = scratch / name, scratch / f"{name}.toml"
     point.mkdir()
-    config.write_text(f'[routes."/"]\nkind = "state"\nlocation = "{scratch / name}-volume"\n{settings}\n')
+    config.write_text(f'{settings}\n[routes."/"]\nkind = "state"\nlocation = "{scratch / name}-volume"\n')
     vfsd = [sys.executable, "-m", "vfsd"]
     mount = [*vfsd, "mount", "--name", name, "--engine", engine, "--config", config, point]
     subprocess.run([str(word) for word in mount], check=True, timeout=MOUNT_S, capture_output=True, text=True)
@@ -75,6 +75,7 @@ def columns(scratch: Path, wanted: list[str]) -> Iterator[Columns]:
     makers: dict[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Path]]]] = {
         "native": ("vfsd native", lambda: _vfsd(scratch, "native")),
         "unaudited": ("vfsd, no audit", lambda: _vfsd(scratch, "native", "-no-audit", "[audit]\nenabled = false")),
+        "heard": ("vfsd, opens heard", lambda: _vfsd(scratch, "native", "-heard", 'opens = "heard"')),
         "ruled": ("vfsd, 100 rules", lambda: _vfsd(scratch, "native", "-100-rules", rules(100))),
         "pyfuse3": ("vfsd pyfuse3", lambda: _vfsd(scratch, "pyfuse3")),
     }
