@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfsd.core.types import SetAttr, StatFs
+from vfsd.doors.engines.native import notifications as n
 from vfsd.doors.engines.native import protocol as p
 
 KERNEL_6_18_FLAGS = 0xFFFFFFFF
@@ -48,8 +49,9 @@ def test_structure_sizes_are_the_kernels() -> None:
     assert len(p.opened(1, 0)) == 16
     assert len(p.written(1)) == 8
     assert len(p.statfs(StatFs(4096, 4096, 1, 1, 1, 1, 1, 1))) == 80
-    assert len(p.inval_inode(1, 0, 0)) == 16 + 24
-    assert len(p.inval_entry(1, b"name")) == 16 + 16 + 5
+    assert len(n.inval_inode(1, 0, 0)) == 16 + 24
+    assert len(n.inval_entry(1, b"name")) == 16 + 16 + 5
+    assert len(n.store(1, 0, b"data")) == 16 + 24 + 4
     _, payload = p.negotiate(init_in())
     assert len(payload) == 64
 
@@ -207,7 +209,7 @@ def test_dirent_is_padded_to_eight() -> None:
 def test_reply_and_notifications_tell_their_own_length() -> None:
     assert p.OUT_HEADER.unpack(p.reply(5, 2)) == (16, -2, 5)
     assert p.OUT_HEADER.unpack(p.reply(5, 0, 100)) == (116, 0, 5)
-    for raw, code in ((p.inval_inode(9, -1, 0), 2), (p.inval_entry(9, b"x" * 255), 3)):
+    for raw, code in ((n.inval_inode(9, -1, 0), 2), (n.inval_entry(9, b"x" * 255), 3), (n.store(9, 7, b"y"), 4)):
         length, error, unique = p.OUT_HEADER.unpack_from(raw)
         assert (length, error, unique) == (len(raw), code, 0)
 

@@ -137,6 +137,16 @@ def test_the_log_of_changes_shows_each_new_line_to_who_has_it_open(place: Place)
             seen = now
 
 
+def test_who_only_reads_on_sees_each_new_line_at_once(place: Place) -> None:
+    with place.mount(), open(place.mp / ".vfsd/log.ndjson", "rb", buffering=0) as log:
+        for i in range(100):
+            (place.mp / f"f{i}").touch()
+            line = log.read(1 << 16)
+            assert line.endswith(b"\n") and f'"/f{i}"'.encode() in line and b"\0" not in line
+            if i % 3 == 0:
+                assert log.read(10) == b""
+
+
 def _more(log: Any, seen: bytes) -> bool:
     return os.fstat(log.fileno()).st_size > len(seen)
 

@@ -42,7 +42,19 @@ class InvalEntry(NamedTuple):
     name: bytes
 
 
-Invalidation = InvalInode | InvalEntry
+class Grown(NamedTuple):
+    """``ino`` has ``size`` bytes, the last of which are ``last``.
+
+    The answer to a request of before it was told to drop an inode is old news to the kernel, so that a size in it does
+    not count (fuse_change_attributes, attr_version, 6.18).
+    """
+
+    ino: int
+    size: int
+    last: bytes
+
+
+Invalidation = InvalInode | InvalEntry | Grown
 
 
 class Known:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from vfsd.doors.known import InvalEntry, Invalidation
+from vfsd.doors.known import Grown, InvalEntry, Invalidation
 
 if TYPE_CHECKING:
     from vfsd.doors.fuse import FuseDoor
@@ -45,11 +45,13 @@ class Notifier:
         door: FuseDoor,
         inval_inode: Callable[[int, int, int], None],
         inval_entry: Callable[[int, bytes], None],
+        grow: Callable[[int, int, bytes], None] | None = None,
     ) -> None:
         self._feed = feed
         self._door = door
         self._inval_inode = inval_inode
         self._inval_entry = inval_entry
+        self._grow = grow
         self._queue: SimpleQueue[tuple[int, Sequence[Invalidation]] | None] = SimpleQueue()
         self._pending: deque[tuple[int, Sequence[Invalidation]]] = deque()
         self._waiting: list[tuple[int, trio.Event]] = []
@@ -150,6 +152,9 @@ class Notifier:
                 try:
                     if isinstance(one, InvalEntry):
                         self._inval_entry(one.parent, one.name)
+                    elif isinstance(one, Grown):
+                        assert self._grow is not None
+                        self._grow(*one)
                     else:
                         self._inval_inode(one.ino, -1 if one.attr_only else 0, 0)
                 except OSError as e:

@@ -10,6 +10,7 @@ Invariant: the kernel has no handle, so that every request names its file by ino
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -21,7 +22,7 @@ import trio
 
 from vfsd.core.types import DAEMON, NODE_BITS, Attr, Caller
 from vfsd.doors.fuse import OURS_ALONE, FuseDoor, Opened
-from vfsd.doors.known import InvalInode
+from vfsd.doors.known import Grown, Invalidation, InvalInode
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,13 @@ class UnheardDoor(FuseDoor):
             before = self._told.get(attr.ino, now)
             self._told[attr.ino] = now
             if before != now and self.invalidate is not None:
+                stale: list[Invalidation] = [InvalInode(attr.ino, False)]
+                if now[0] > before[0]:
+                    with contextlib.suppress(OSError):
+                        last = await self.vfs.read(attr.ino, 0, now[0] - 1, 1)
+                        stale += [Grown(attr.ino, now[0], bytes(last))] if last else []
                 seq = self.vfs.feed.publish(0, DAEMON, "refresh", ())
-                self.invalidate([InvalInode(attr.ino, False)])
+                self.invalidate(stale)
                 await self.vfs.feed.settled(seq)
         return attr
 

@@ -19,8 +19,8 @@ import trio
 
 from vfsd.core.types import Attr, Caller
 from vfsd.doors.engines.base import Options
+from vfsd.doors.engines.native import notifications, transport
 from vfsd.doors.engines.native import protocol as p
-from vfsd.doors.engines.native import transport
 from vfsd.doors.engines.native.waiter import Waiter
 from vfsd.doors.fuse import FuseDoor, Opened, errno_of
 from vfsd.doors.notify import Notifier
@@ -85,7 +85,7 @@ class NativeEngine:
         unmounted = False
         waiter = Waiter(self._fd)
         await waiter.start()
-        notifier = Notifier(door.vfs.feed, door, self.inval_inode, self.inval_entry)
+        notifier = Notifier(door.vfs.feed, door, self.inval_inode, self.inval_entry, self.grow)
         try:
             async with trio.open_nursery() as nursery:
                 with notifier:
@@ -116,10 +116,13 @@ class NativeEngine:
     # ---- notifications, on the notifier's thread
 
     def inval_inode(self, ino: int, offset: int, length: int) -> None:
-        os.write(self._fd, p.inval_inode(ino, offset, length))
+        os.write(self._fd, notifications.inval_inode(ino, offset, length))
 
     def inval_entry(self, parent: int, name: bytes) -> None:
-        os.write(self._fd, p.inval_entry(parent, name))
+        os.write(self._fd, notifications.inval_entry(parent, name))
+
+    def grow(self, ino: int, size: int, last: bytes) -> None:
+        os.write(self._fd, notifications.store(ino, size - len(last), last))
 
     # ---- the read loop
 

@@ -106,8 +106,6 @@ STATX_BASIC_STATS, STATX_BTIME = 0x7FF, 0x800
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << bit for bit in range(7))
 FATTR_ATIME_NOW, FATTR_MTIME_NOW, FATTR_LOCKOWNER, FATTR_CTIME, FATTR_KILL_SUIDGID = (1 << bit for bit in range(7, 12))
 
-NOTIFY_INVAL_INODE = 2
-NOTIFY_INVAL_ENTRY = 3
 
 IN_HEADER = struct.Struct("<IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 OUT_HEADER = struct.Struct("<IiQ")  # len error unique
@@ -132,8 +130,6 @@ _PAIR = struct.Struct("<II")
 _HANDLE_IN = struct.Struct("<QI4x")
 _LSEEK_IN = struct.Struct("<QQI4x")
 _FORGET_ONE = struct.Struct("<QQ")
-_INVAL_INODE = struct.Struct("<IiQQqq")
-_INVAL_ENTRY = struct.Struct("<IiQQII")
 
 HEADER_SIZE: Final = IN_HEADER.size
 BLKSIZE: Final = 65536
@@ -487,14 +483,3 @@ def dirent(name: bytes, ino: int, mode: int, offset: int) -> bytes:
 def names(values: Iterable[bytes]) -> bytes:
     """LISTXATTR's payload."""
     return b"".join(value + b"\0" for value in values)
-
-
-def inval_inode(ino: int, offset: int, length: int) -> bytes:
-    """Tells to drop ``ino``'s attributes and ``length`` bytes (0: all) of pages from ``offset`` (negative: none)."""
-    return _INVAL_INODE.pack(_INVAL_INODE.size, NOTIFY_INVAL_INODE, 0, ino, offset, length)
-
-
-def inval_entry(parent: int, name: bytes) -> bytes:
-    """The notification that drops ``name`` in ``parent``, positive or negative."""
-    size = _INVAL_ENTRY.size + len(name) + 1
-    return _INVAL_ENTRY.pack(size, NOTIFY_INVAL_ENTRY, 0, parent, len(name), 0) + name + b"\0"
