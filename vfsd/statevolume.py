@@ -28,12 +28,37 @@ from vfsd.residency import RESIDENT
 from vfsd.volume import TreeVolume
 
 
+class Opened:
+    """Tells of a node True where it is open for writing, False where it is open else, None where it isn't.
+
+    ``handles`` is what we know of; ``programs``, if they open files without our hearing of it, are looked for once, and
+    only when the kernel knows the node at all.
+    """
+
+    def __init__(self, volume: StateVolume) -> None:
+        self.handles = volume.writers()
+        self._volume = volume
+        self._programs: Mapping[int, bool] | None = None
+        self.told: dict[int, bool | None] = {}
+        """What was found out of programs, by ino."""
+
+    def __call__(self, node: int) -> bool | None:
+        found, volume = self.handles.get(node), self._volume
+        if found or volume.programs is None or not volume.is_pinned(node):
+            return found
+        if self._programs is None:
+            self._programs = volume.programs()
+        ino = volume.base | node
+        more = self.told[ino] = self._programs.get(ino)
+        return found if more is None else more
+
+
 class Prepared(NamedTuple):
     """The plan of a restore, or why there is none, and of which moment: commits until then, what was open."""
 
     changes: list[Change] | OSError
     commits: int
-    opened: dict[int, bool]
+    opened: Opened
 
 
 FOLDS = 3
@@ -109,8 +134,8 @@ class StateVolume(TreeVolume):
                 break
             await self.store.fold()
         else:
-            return Prepared([], -1, {})
-        commits, opened = self.commits, self._handles.writers()
+            return Prepared([], -1, Opened(self))
+        commits, opened = self.commits, Opened(self)
         found: list[Change] | OSError
         try:
             found = await trio.to_thread.run_sync(self._plan_aside, epoch, opened)
@@ -130,7 +155,7 @@ class StateVolume(TreeVolume):
                 await trio.lowlevel.checkpoint()
                 began = time.perf_counter()
 
-    def _plan_aside(self, epoch: int, opened: dict[int, bool]) -> list[Change]:
+    def _plan_aside(self, epoch: int, opened: Opened) -> list[Change]:
         db = self.store.connect_past()
         try:
             rewind = self._rewind(Past(db, epoch), Past(db, NOW), opened)
@@ -139,17 +164,31 @@ class StateVolume(TreeVolume):
             db.close()
 
     def stands(self, prepared: Prepared) -> bool:
-        """Whether nothing that the plan rests on has changed: the tree, what is open, what the kernel holds."""
-        if prepared.commits != self.commits or prepared.opened != self._handles.writers():
+        """Whether nothing that the plan rests on has changed: the tree, what is open, what the kernel holds.
+
+        Programs that are not heard of apart: ``stays_open``."""
+        if prepared.commits != self.commits or prepared.opened.handles != self.writers():
             return False
         if isinstance(prepared.changes, OSError):
             return True
         for c in prepared.changes:
-            if type(c) is Drop and self._is_pinned(c.node):
+            if type(c) is Drop and self.is_pinned(c.node):
                 return False
-            if type(c) is Put and not c.nlink and not self._is_pinned(c.node):
+            if type(c) is Put and not c.nlink and not self.is_pinned(c.node):
                 return False
         return True
+
+    async def stays_open(self, prepared: Prepared) -> bool:
+        """Whether programs that open files without our hearing of it have open what they had."""
+        told = prepared.opened.told
+        if self.programs is None or not told:
+            return True
+        found = await trio.to_thread.run_sync(self.programs)
+        return all(found.get(ino) == was for ino, was in told.items())
+
+    def writers(self) -> dict[int, bool]:
+        """The nodes that are open, as far as we have heard; True where for writing."""
+        return self._handles.writers()
 
     def plan_restore(self, epoch: int, prepared: Prepared | None = None) -> list[Change]:
         """What a restore would change: as prepared, if that stands, else worked out now.
@@ -163,36 +202,19 @@ class StateVolume(TreeVolume):
             return prepared.changes
         store = self.store
         store.fold_now()
-        rewind = self._rewind(store.past(epoch), store.past(NOW), self._handles.writers())
+        rewind = self._rewind(store.past(epoch), store.past(NOW), Opened(self))
         return rewind.changes(store.touched(epoch, NOW))
 
-    def _rewind(self, then: Past, now: Past, opened: dict[int, bool]) -> Rewind:
+    def _rewind(self, then: Past, now: Past, opened: Opened) -> Rewind:
         return Rewind(
             then,
             now,
-            self._open_in(opened),
-            self._is_pinned,
+            opened,
+            self.is_pinned,
             self.tree.next_node,
             self._clock(),
             self.store.read_extents,
         )
-
-    def _open_in(self, handles: dict[int, bool]) -> Callable[[int], bool | None]:
-        """What tells True of a node that is open for writing, False of one open else, None of another.
-
-        Programs whose opens nobody tells of are looked for once, and only when the kernel knows such a node at all.
-        """
-        looked: list[Mapping[int, bool]] = []
-
-        def is_open(node: int) -> bool | None:
-            found = handles.get(node)
-            if found or self.programs is None or not self._is_pinned(node):
-                return found
-            if not looked:
-                looked.append(self.programs())
-            return looked[0].get(self.base | node, found)
-
-        return is_open
 
     def commit_restore(self, changes: Sequence[Change], caller: Caller) -> None:
         """Make a plan so."""
@@ -210,7 +232,8 @@ class StateVolume(TreeVolume):
     def counters(self) -> dict[str, int]:
         return super().counters() | {"journal_bytes": self.store._journal.size}
 
-    def _is_pinned(self, node: int) -> bool:
+    def is_pinned(self, node: int) -> bool:
+        """Whether the kernel or a handle holds the node."""
         found = self.tree.nodes.get(node)
         return node in self._evicted_pins if found is None else found.pins > 0
 

@@ -60,7 +60,10 @@ class GoingBack:
                 store = volume.store
                 made = await store.checkpoint(*args) if wait else store.checkpoint_now(*args)
                 before.parts.append(Part(prefix, store, made.epoch, volume.base))
-        return not wait or self._stand(prepared)
+        if not wait:
+            return True
+        stay = [await self._volumes[prefix].stays_open(plan) for prefix, plan in prepared.items()]
+        return all(stay) and self._stand(prepared)
 
     async def prepare(self, mark: Mark) -> Mapping[bytes, Prepared]:
         """Work the plans out in threads, inside ``alone``; for ``plans``, which then need not.
