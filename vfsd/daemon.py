@@ -49,7 +49,7 @@ from vfsd.liveroutes import LiveRoutes
 from vfsd.mapped import MappedVfs
 from vfsd.metrics import Metrics
 from vfsd.nativeroutes import NativeRoutes
-from vfsd.opens import look_for_programs, why_heard
+from vfsd.opens import programs, tell_of_programs, why_heard
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
 from vfsd.process import logs, memory, places, registry
@@ -261,7 +261,7 @@ class Daemon:
         # A route that waits brings contents out at each close.
         self._fuse = fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
         if self.heard is None:
-            look_for_programs(vfs.table.volumes, self.mountpoint)
+            tell_of_programs(vfs.table.volumes, self._programs)
         self._metrics = Metrics(config.metrics, lambda: self.status(vfs)) if config.metrics else None
         door = self._door = rpc.RpcDoor(
             vfs,
@@ -275,6 +275,7 @@ class Daemon:
             root_squash=config.root_squash,
         )
         live = LiveRoutes(config, self.mountpoint, vfs.table, vfs.feed, self._volume)
+        live.programs = self._programs if self.heard is None else None
         live.changed = lambda: self._routes_changed(vfs)
         live.prepare = lambda routes: self.rulebook.prepare(self.rulebook.spec, routes)
         self._reloader = Reloader(config, self._reread, live, self.rulebook, self.checkpoints, self._apply)
@@ -305,7 +306,12 @@ class Daemon:
             self.manager.tell("STOPPING=1", "STATUS=writing what is left")
             nursery.cancel_scope.cancel()
 
+    def _programs(self) -> dict[int, bool]:
+        return programs(self.mountpoint)
+
     def _routes_changed(self, vfs: Vfs) -> None:
+        if self.heard is None:
+            tell_of_programs(vfs.table.volumes, self._programs)
         entry = self.entry(vfs)
         self._told["routes"] = entry["routes"]
         registry.record(entry)

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 MANY = 1000
 """Hidden entries that are counted."""
 
-CLOSING_SECONDS = 0.5
-"""How long the removal of a route waits for what is open in it."""
+CLOSING_SECONDS = 2.0
+"""How long the removal of a route waits for what is open in it, also what counts as open a second after its last write
+(``doors.unheard``)."""
 
 Prepare = Callable[[list[Route]], Callable[[], None]]
 
@@ -115,6 +116,8 @@ class LiveRoutes:
         self._nursery: trio.Nursery | None = None
         self._following: dict[int, trio.CancelScope] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.programs: Callable[[], Mapping[int, bool]] | None = None
+        """What programs have open without our hearing of it (inos); None: we hear of each open."""
         self.prepare: Prepare = lambda routes: lambda: None
         """What stays in force when routes have gone; ValueError when it can't."""
 
@@ -206,10 +209,19 @@ class LiveRoutes:
             raise OSError(errno.ENOENT, f"there is no route {prefix}: see vfsd route list")
         # The kernel tells of a close a moment after the program has gone on.
         with trio.move_on_after(CLOSING_SECONDS):
-            while route.volume.counters().get("open", 0):
-                await trio.sleep(0.01)
+            while route.volume.counters().get("open", 0) or await self._is_open(route):
+                await trio.sleep(0.02)
         self._refuse_busy(route)
+        if await self._is_open(route):
+            raise OSError(errno.EBUSY, f"route {prefix} can't go: files of it are open")
         return route
+
+    async def _is_open(self, route: Route) -> bool:
+        """Whether programs have files open without our hearing of it."""
+        if self.programs is None:
+            return False
+        found = await trio.to_thread.run_sync(self.programs)
+        return any(ino >> NODE_BITS == route.volume.base >> NODE_BITS for ino in found)
 
     def _refuse_busy(self, route: Route) -> None:
         volume, prefix = route.volume, os.fsdecode(route.prefix)

@@ -5,7 +5,7 @@ It can't be taken back while mounted, so it is decided by the configuration that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vfsd.config import Config
 from vfsd.process.mountpoint import mounts
@@ -30,13 +30,14 @@ def why_heard(config: Config, engine: str) -> str | None:
     return reasons[0] if reasons else None
 
 
-def look_for_programs(volumes: Iterable[object], mountpoint: str) -> None:
-    """Have the state volumes among these ask the kernel for what programs have open, where nobody tells of opens."""
+def programs(mountpoint: str) -> dict[int, bool]:
+    """What programs have open of the mount there, asked of the kernel: inos, True where for writing."""
+    devs = [mount.dev for mount in mounts() if mount.path == mountpoint]
+    return open_files(devs[-1]) if devs else {}
 
-    def programs() -> dict[int, bool]:
-        devs = [mount.dev for mount in mounts() if mount.path == mountpoint]
-        return open_files(devs[-1]) if devs else {}
 
+def tell_of_programs(volumes: Iterable[object], ask: Callable[[], dict[int, bool]]) -> None:
+    """Have the state volumes among these ask for what programs have open, where nobody tells of opens."""
     for volume in volumes:
         if isinstance(volume, StateVolume):
-            volume.programs = programs
+            volume.programs = ask
