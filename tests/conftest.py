@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkpointed import Mount
 from cli_world import World
 from hypothesis import HealthCheck, settings
 from trees import Mounts
+
+from vfsd.check import check_volume
 
 MOUNT_TESTS = Path(__file__).parent / "mount"
 DAEMONS = {"world"}
@@ -61,3 +64,12 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     made.clean()
     assert made.mounts() == []
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """A mount without a kernel that keeps checkpoints; its volume is sound at the end."""
+    mount = Mount(tmp_path)
+    yield mount
+    mount.close()
+    assert check_volume(mount.place("/")) == []

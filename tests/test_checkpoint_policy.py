@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpointed import ME, Mount, create, refused, run
 
-from vfsd.check import check_volume
 from vfsd.config import CheckpointPolicy
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    mount = Mount(tmp_path)
-    yield mount
-    mount.close()
-    assert check_volume(mount.place("/")) == []
 
 
 def policy(mount: Mount, **values: Any) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,6 @@ from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
 from vfsd.feed import Feed
 from vfsd.statevolume import StateVolume
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    mount = Mount(tmp_path)
-    yield mount
-    mount.close()
-    assert check_volume(mount.place("/")) == []
-
 
 # -- naming
 

@@ -5,22 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpointed import ME, Mount, changes, create, run
 
-from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    mount = Mount(tmp_path)
-    yield mount
-    mount.close()
-    assert check_volume(mount.place("/")) == []
 
 
 def test_every_kind_of_difference(mount: Mount) -> None:

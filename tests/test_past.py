@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpointed import ME, Mount, changes, create, run, state_of
 
-from vfsd.check import check_volume
 from vfsd.core.types import SetAttr
 from vfsd.past.volume import PastVolume
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    mount = Mount(tmp_path)
-    yield mount
-    mount.close()
-    assert check_volume(mount.place("/")) == []
 
 
 def test_the_past_can_be_read(mount: Mount) -> None:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpointed import ME, Mount, create, run
 
 from vfsd.backends.sqlite import SqliteBackend
-from vfsd.check import check_volume
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    mount = Mount(tmp_path)
-    yield mount
-    mount.close()
-    assert check_volume(mount.place("/")) == []
 
 
 @pytest.mark.parametrize("times", [1, 2, 100])
