@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from vfsd.liveroutes import LiveRoutes
 from vfsd.mapped import MappedVfs
 from vfsd.metrics import Metrics
 from vfsd.nativeroutes import NativeRoutes
-from vfsd.opens import programs, tell_of_programs, why_heard
+from vfsd.opens import Programs, programs, tell_of_programs, why_heard
 from vfsd.past.checkpoints import Checkpoints
 from vfsd.past.volume import PastVolume
 from vfsd.process import logs, memory, places, registry
@@ -95,6 +96,7 @@ class Daemon:
         self._engine: engines.Engine | None = None
         self.heard: str | None = None
         """Why the kernel asks us at each open(2); None: it doesn't."""
+        self._programs: Programs | None = None
         self._reloader: Reloader
         self._fuse: FuseDoor | None = None
         self._door: rpc.RpcDoor | None = None
@@ -261,7 +263,8 @@ class Daemon:
         # A route that waits brings contents out at each close.
         self._fuse = fuse = kind(vfs, needs_flush=lambda ino: not vfs.is_inline(ino))
         if self.heard is None:
-            tell_of_programs(vfs.table.volumes, self._programs)
+            self._programs = partial(programs, self.mountpoint)
+        tell_of_programs(vfs.table.volumes, self._programs)
         self._metrics = Metrics(config.metrics, lambda: self.status(vfs)) if config.metrics else None
         door = self._door = rpc.RpcDoor(
             vfs,
@@ -275,7 +278,7 @@ class Daemon:
             root_squash=config.root_squash,
         )
         live = LiveRoutes(config, self.mountpoint, vfs.table, vfs.feed, self._volume)
-        live.programs = self._programs if self.heard is None else None
+        live.programs = self._programs
         live.changed = lambda: self._routes_changed(vfs)
         live.prepare = lambda routes: self.rulebook.prepare(self.rulebook.spec, routes)
         self._reloader = Reloader(config, self._reread, live, self.rulebook, self.checkpoints, self._apply)
@@ -306,12 +309,8 @@ class Daemon:
             self.manager.tell("STOPPING=1", "STATUS=writing what is left")
             nursery.cancel_scope.cancel()
 
-    def _programs(self) -> dict[int, bool]:
-        return programs(self.mountpoint)
-
     def _routes_changed(self, vfs: Vfs) -> None:
-        if self.heard is None:
-            tell_of_programs(vfs.table.volumes, self._programs)
+        tell_of_programs(vfs.table.volumes, self._programs)
         entry = self.entry(vfs)
         self._told["routes"] = entry["routes"]
         registry.record(entry)

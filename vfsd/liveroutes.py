@@ -40,6 +40,11 @@ CLOSING_SECONDS = 2.0
 Prepare = Callable[[list[Route]], Callable[[], None]]
 
 
+def _has_open(route: Route) -> bool:
+    """Whether files of it are open, as far as we have heard."""
+    return bool(route.volume.counters().get("open", 0))
+
+
 class Gone:
     """What is left of a volume whose route was removed: the kernel may still give back lookups of its inodes."""
 
@@ -209,25 +214,23 @@ class LiveRoutes:
             raise OSError(errno.ENOENT, f"there is no route {prefix}: see vfsd route list")
         # The kernel tells of a close a moment after the program has gone on.
         with trio.move_on_after(CLOSING_SECONDS):
-            while route.volume.counters().get("open", 0) or await self._is_open(route):
+            while _has_open(route) or await self._is_unheard(route):
                 await trio.sleep(0.02)
-        self._refuse_busy(route)
-        if await self._is_open(route):
-            raise OSError(errno.EBUSY, f"route {prefix} can't go: files of it are open")
+        self._refuse_busy(route, await self._is_unheard(route))
         return route
 
-    async def _is_open(self, route: Route) -> bool:
+    async def _is_unheard(self, route: Route) -> bool:
         """Whether programs have files open without our hearing of it."""
         if self.programs is None:
             return False
         found = await trio.to_thread.run_sync(self.programs)
         return any(ino >> NODE_BITS == route.volume.base >> NODE_BITS for ino in found)
 
-    def _refuse_busy(self, route: Route) -> None:
+    def _refuse_busy(self, route: Route, unheard: bool = False) -> None:
         volume, prefix = route.volume, os.fsdecode(route.prefix)
         if any(parent >> NODE_BITS == volume.base >> NODE_BITS for parent, _ in self._table.mounted_at.values()):
             raise OSError(errno.EBUSY, f"route {prefix} can't go: another route is mounted in it")
-        if volume.counters().get("open", 0):
+        if unheard or _has_open(route):
             raise OSError(errno.EBUSY, f"route {prefix} can't go: files of it are open")
 
     async def _opened(self, spec: RouteSpec, number: int, others: Sequence[Route]) -> Route:

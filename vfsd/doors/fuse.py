@@ -137,6 +137,11 @@ class FuseDoor:
         flush = self.needs_flush is not None and self.needs_flush(ino)
         return Opened(fh, ttl >= OURS_ALONE, False, ttl == 0.0, flush)
 
+    def _made(self, attr: Attr, fh: int) -> Opened:
+        """A file just made goes out, which counts as a lookup, with its handle."""
+        self.known.looked_up(attr.ino)
+        return self._opened(attr.ino, fh)
+
     # ---- names
 
     async def lookup(self, parent: int, name: bytes, caller: Caller) -> Attr | None:
@@ -261,13 +266,11 @@ class FuseDoor:
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller, umask: int = 0
     ) -> tuple[Attr, Opened]:
         attr, fh = await self.vfs.create(parent, name, self._masked(parent, mode, umask), flags, caller)
-        self.known.looked_up(attr.ino)
-        return attr, self._opened(attr.ino, fh)
+        return attr, self._made(attr, fh)
 
     async def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller, umask: int = 0) -> tuple[Attr, Opened]:
         attr, fh = await self.vfs.tmpfile(parent, self._masked(parent, mode, umask), flags, caller)
-        self.known.looked_up(attr.ino)
-        return attr, self._opened(attr.ino, fh)
+        return attr, self._made(attr, fh)
 
     async def read(self, ino: int, fh: int, offset: int, length: int, caller: Caller = DAEMON) -> bytes | memoryview:
         # Marked before the wait: a change committed during it must find that these bytes go out.

@@ -88,24 +88,14 @@ class UnheardDoor(FuseDoor):
 
     # ---- files
 
-    async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller, umask: int = 0
-    ) -> tuple[Attr, Opened]:
-        attr, fh = await self.vfs.create(parent, name, self._masked(parent, mode, umask), flags, caller)
-        return attr, self._made(attr, fh)
-
-    async def tmpfile(self, parent: int, mode: int, flags: int, caller: Caller, umask: int = 0) -> tuple[Attr, Opened]:
-        attr, fh = await self.vfs.tmpfile(parent, self._masked(parent, mode, umask), flags, caller)
-        return attr, self._made(attr, fh)
-
     def _made(self, attr: Attr, fh: int) -> Opened:
-        self.known.looked_up(attr.ino)
+        made = super()._made(attr, 0)
         volume = self.vfs.table.volumes[attr.ino >> NODE_BITS]
         if volume.inline:
             volume.release(attr.ino, fh)
         else:
             self._held[attr.ino] = fh, time.monotonic()
-        return self._opened(attr.ino, 0)
+        return made
 
     def write(self, ino: int, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, int]:
         if self.vfs.is_inline(ino):

@@ -13,13 +13,13 @@ from pathlib import Path
 from vfsd.process.mountpoint import mounts, namespace
 
 
-def open_files(dev: str) -> dict[int, bool]:
-    """Inode numbers of the device (``major:minor``) that other processes have open or mapped, True: for writing."""
+def open_files(device: int) -> dict[int, bool]:
+    """Inode numbers of the device that other processes have open or mapped, True: for writing."""
     pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
     spaces = {space: pid for pid in pids if (space := namespace(pid))}
-    ids = {mount.id for pid in spaces.values() for mount in mounts(pid) if mount.dev == dev}
-    major, minor = dev.split(":")
-    shown = f"{int(major):02x}:{int(minor):02x}"
+    major, minor = os.major(device), os.minor(device)
+    ids = {mount.id for pid in spaces.values() for mount in mounts(pid) if mount.dev == f"{major}:{minor}"}
+    shown = f"{major:02x}:{minor:02x}"
     found: dict[int, bool] = {}
     for pid in pids:
         for ino, writes in [*_descriptors(pid, ids), *_mappings(pid, shown)]:
